@@ -1,0 +1,1 @@
+"""Pure values and rules of the guard: no IO, no clock."""

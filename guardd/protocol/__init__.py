@@ -1,0 +1,1 @@
+"""Operations, frames and types of the wire: pure."""

@@ -1,0 +1,1 @@
+"""Connections to the store: embedded server, external server, fake."""
