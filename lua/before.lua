@@ -160,6 +160,7 @@ end
 
 -- Step 8. Returns an answer, or nil when the key is free for this call.
 local function ask_ledger()
+  hash.set(ids, "e:" .. key_ref, effect.scope)
   local says, left_ms = ledger.look(op.f, full_fp, now)
   ledger.lapse(op, now)
   if says == "conflict" then return deny("key_conflict", {}) end
@@ -287,7 +288,6 @@ if op and effect.scope == "run" then
   ledger.claim(op, { owner = call, run = run, agent = agent, tool = tool, key = key, scope = "run", fp = full_fp },
     now, tonumber(settings.lease_ms))
 end
-if key_ref then hash.set(ids, "e:" .. key_ref, effect.scope) end
 mark.inflight = num.text(num.of(mark.inflight) + 1)
 if is_retry then mark.retries = num.text(num.of(mark.retries) + 1) end
 marks.set_call(memory, fp, mark)

@@ -491,7 +491,11 @@ class Engine:
                 note=request.note or "",
             ),
             request,
-            after=[("ZREM", self.keys.doubt, key)],
+            after=[
+                ("ZREM", self.keys.doubt, key),
+                ("HSET", self.keys.calls(request.run), f"e:{effect.digest}", scope),
+                ("PEXPIRE", self.keys.calls(request.run), self.config.run_ttl_ms),
+            ],
         )
         return self._answer(reply)
 

@@ -79,6 +79,7 @@ class Reader:
             ],
             "repeats": _repeats(fields, tools),
             "in_flight": _in_flight(calls, path),
+            "operations": await self._operations(path, calls),
             "handoff_path": [unquote(holder.rpartition(":")[0]) for holder in chain[0][1].get("path", "").split()],
         }
         if ended or fields["status"] == "waiting":
