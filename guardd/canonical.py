@@ -1,5 +1,11 @@
-import json, unicodedata, hashlib, base64
-from guardd.model.errors import BadArgument, EffectKeyMissing
+import base64
+import hashlib
+import json
+import unicodedata
+
+from guardd.model.errors import EffectKeyMissing
+
+
 def _n(v):
     if isinstance(v, str): return unicodedata.normalize("NFC", v).strip()
     if isinstance(v, bool) or v is None: return v

@@ -46,10 +46,14 @@ class EngineConfig:
 
     def rules_digest(self) -> str:
         """Digest of everything that shapes fingerprints; daemons with another one judge calls differently."""
-        shaping = [
-            [name, sorted(policy.volatile_args)] for name, policy in sorted(self.policies.items())
-        ] + [
-            [name, sorted(rule.aliases), sorted(rule.volatile_args), sorted(rule.keep_args), list(rule.target_args)]
+        shaping = [[name, sorted(policy.volatile_args)] for name, policy in sorted(self.policies.items())] + [
+            [
+                name,
+                sorted(rule.aliases),
+                sorted(rule.volatile_args),
+                sorted(rule.keep_args),
+                list(rule.target_args),
+            ]
             for name, rule in sorted(self.tools.by_name.items())
         ]
         return state_digest(shaping)

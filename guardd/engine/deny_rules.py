@@ -11,11 +11,11 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
+from guardd.engine.link import Link
 from guardd.keys import Keys
 from guardd.model.errors import BadArgument, StoreUnavailable
 from guardd.model.ids import check_name, check_run
 from guardd.protocol.operations import DenyRule
-from guardd.engine.link import Link
 
 REREAD_S = 1.0
 STALE_S = 5.0
@@ -87,12 +87,16 @@ class DenyRules:
             replies = await self._store.execute(("HDEL", self._keys.deny, request.id))
         else:
             if not request.tool:
-                raise BadArgument("a deny rule needs a tool pattern, or remove = true", field="tool", value=request.tool)
+                raise BadArgument(
+                    "a deny rule needs a tool pattern, or remove = true", field="tool", value=request.tool
+                )
             check_name("tool", request.tool)
             if request.run_prefix:
                 check_run(request.run_prefix.rstrip("/"))
             rule = StoredRule(request.tool, request.run_prefix or "", request.until_ms)
-            replies = await self._store.execute(("HSET", self._keys.deny, request.id, msgspec.json.encode(rule)))
+            replies = await self._store.execute(
+                ("HSET", self._keys.deny, request.id, msgspec.json.encode(rule))
+            )
         if isinstance(replies[0], Exception):
             raise replies[0]
         await self.read()

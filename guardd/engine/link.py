@@ -18,4 +18,6 @@ class Link:
 
     async def invoke(self, invocation: Invocation, *, before: Any = (), after: Any = ()) -> Any:
         """Runs a script, with plain commands before and after it in the same round trip."""
-        return await self.store.script(invocation.script, invocation.keys, invocation.args, before=before, after=after)
+        return await self.store.script(
+            invocation.script, invocation.keys, invocation.args, before=before, after=after
+        )

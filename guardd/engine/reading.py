@@ -9,12 +9,12 @@ from urllib.parse import unquote
 
 from guardd import canonical
 from guardd.engine.config import EngineConfig
+from guardd.engine.link import Link
 from guardd.keys import Keys
 from guardd.model.errors import UnknownRun
 from guardd.model.ids import parents
 from guardd.model.limits import AMOUNTS, parse_limits
 from guardd.model.reasons import envelope_status
-from guardd.engine.link import Link
 
 _EFFECTS_MAX = 100
 _TOOLS_LOOKUP = 500
@@ -75,12 +75,15 @@ class Reader:
             "started_ms": int(fields.get("started_ms", 0)),
             "last_ms": int(fields.get("last_ms", 0)),
             "window": [
-                {"step": step, "tool": tools.get(short, ""), "fingerprint": short} for step, short in _window(fields)
+                {"step": step, "tool": tools.get(short, ""), "fingerprint": short}
+                for step, short in _window(fields)
             ],
             "repeats": _repeats(fields, tools),
             "in_flight": _in_flight(calls, path),
             "operations": await self._operations(path, calls),
-            "handoff_path": [unquote(holder.rpartition(":")[0]) for holder in chain[0][1].get("path", "").split()],
+            "handoff_path": [
+                unquote(holder.rpartition(":")[0]) for holder in chain[0][1].get("path", "").split()
+            ],
         }
         if ended or fields["status"] == "waiting":
             result["envelope"] = await self._envelope(*next((p, f) for p, f in chain if p == (ended or path)))
@@ -90,7 +93,9 @@ class Reader:
         """Recent root runs, newest first; the index is a hint, so what has expired since is left out."""
         names = await self._one("ZREVRANGE", self._keys.runs, 0, -1 if is_waiting else limit * 8)
         paths = [path for path in (_text(name) for name in names) if "/" not in path]
-        found = await self._store.execute(*(("HGETALL", self._keys.run(path)) for path in paths)) if paths else []
+        found = (
+            await self._store.execute(*(("HGETALL", self._keys.run(path)) for path in paths)) if paths else []
+        )
         shown = []
         for path, reply in zip(paths, found, strict=True):
             fields = _fields(reply)
@@ -156,10 +161,18 @@ class Reader:
         ended_by = "result" if is_waiting else fields.get("ended_by", "")
         status, next_action = envelope_status(reason, ended_by)
         guard = {"rule": fields.get("stop_rule", "")}
-        guard |= {name: int(fields[f"stop_{name}"]) for name in ("limit", "observed") if f"stop_{name}" in fields}
+        guard |= {
+            name: int(fields[f"stop_{name}"]) for name in ("limit", "observed") if f"stop_{name}" in fields
+        }
         denied = {
             name: fields[f"stop_{stored}"]
-            for name, stored in (("tool", "tool"), ("args", "args"), ("agent", "agent"), ("fingerprint", "fp"), ("call", "call"))
+            for name, stored in (
+                ("tool", "tool"),
+                ("args", "args"),
+                ("agent", "agent"),
+                ("fingerprint", "fp"),
+                ("call", "call"),
+            )
             if f"stop_{stored}" in fields
         }
         return {
@@ -183,8 +196,13 @@ class Reader:
 
     async def _operations(self, path: str, calls: dict[str, Fields]) -> list[dict[str, Any]]:
         """The effects of the tree; those of a sub-run only, when it is one that ended."""
-        named = [(name[2:], record["scope"]) for name, record in calls.items() if name.startswith("e:")][-_EFFECTS_MAX:]
-        keys = [self._keys.global_op(digest) if scope == "global" else self._keys.op(path, digest) for digest, scope in named]
+        named = [(name[2:], record["scope"]) for name, record in calls.items() if name.startswith("e:")][
+            -_EFFECTS_MAX:
+        ]
+        keys = [
+            self._keys.global_op(digest) if scope == "global" else self._keys.op(path, digest)
+            for digest, scope in named
+        ]
         found = await self._store.execute(*(("HGETALL", key) for key in keys)) if keys else []
         records = [_fields(reply) for reply in found]
         return [
@@ -242,7 +260,10 @@ def _counters(fields: Fields) -> dict[str, int]:
 
 
 def _progress(fields: Fields) -> dict[str, int | None]:
-    return {"version": int(fields.get("progress_version", 0)), "at": int(fields.get("progress_ms", 0)) or None}
+    return {
+        "version": int(fields.get("progress_version", 0)),
+        "at": int(fields.get("progress_ms", 0)) or None,
+    }
 
 
 def _checkpoint(fields: Fields) -> dict[str, Any] | None:
@@ -276,7 +297,9 @@ def _in_flight(calls: dict[str, Fields], path: str) -> list[str]:
     return sorted(
         name[2:]
         for name, record in calls.items()
-        if name.startswith("c:") and record.get("state") == "open" and f"{record.get('run', '')}/".startswith(f"{path}/")
+        if name.startswith("c:")
+        and record.get("state") == "open"
+        and f"{record.get('run', '')}/".startswith(f"{path}/")
     )
 
 
@@ -291,6 +314,6 @@ def _operation(fields: Fields) -> dict[str, Any]:
 
 
 def _quoted_pairs(packed: str) -> dict[str, str]:
-    return {unquote(name): unquote(value) for name, _, value in (part.partition("=") for part in packed.split())}
-
-
+    return {
+        unquote(name): unquote(value) for name, _, value in (part.partition("=") for part in packed.split())
+    }

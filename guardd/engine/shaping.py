@@ -87,7 +87,9 @@ class Shaper:
         if key is None:
             if rule.requires_key or request.scope == "global":
                 raise EffectKeyMissing(
-                    f"calls of {tool} need an idempotency key; pass one", field="idempotency_key", limit="1..255 bytes"
+                    f"calls of {tool} need an idempotency key; pass one",
+                    field="idempotency_key",
+                    limit="1..255 bytes",
                 )
             return None
         scope = "global" if "global" in (rule.effect_scope, request.scope) else "run"
@@ -98,7 +100,9 @@ class Shaper:
         """The name of a ledger record (SPEC 2.6)."""
         check_name("idempotency_key", key)
         owner = "*" if scope == "global" else root
-        return Effect(key, scope, canonical.record_digest(owner, tool, key), canonical.provider_key(owner, tool, key))
+        return Effect(
+            key, scope, canonical.record_digest(owner, tool, key), canonical.provider_key(owner, tool, key)
+        )
 
     def rule_map(self, tool: str, rule: ToolRule, policy: Policy) -> Map:
         """What this tool's rule overrides, packed for the script."""
@@ -146,7 +150,9 @@ class Shaper:
             try:
                 kind.check_schema(schema)
             except schema_exceptions.SchemaError as error:
-                raise BadArgument(f"result_schema is no JSON Schema: {error.message}", field="tools.result_schema") from error
+                raise BadArgument(
+                    f"result_schema is no JSON Schema: {error.message}", field="tools.result_schema"
+                ) from error
             found = self._validators[id(schema)] = kind(schema)
         return found
 

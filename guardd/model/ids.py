@@ -1,5 +1,7 @@
 import re
+
 from guardd.model.errors import BadArgument
+
 _SEG = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 def check_run(path):
     if not isinstance(path, str) or len(path) > 384 or not all(_SEG.fullmatch(s) for s in path.split("/")):

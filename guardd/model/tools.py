@@ -12,7 +12,6 @@ from guardd.model.errors import BadArgument
 from guardd.model.limits import EXACT_INT_MAX
 
 
-
 class DerivedProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Progress that is read from a tool's result (SPEC 2.4): where, and which change counts."""
 

@@ -80,7 +80,14 @@ class After(RunParams, frozen=True, kw_only=True):
 
     call: str
     status: Literal[
-        "progress", "complete", "retryable", "fatal", "permission_denied", "policy_blocked", "invalid_input", "human_required"
+        "progress",
+        "complete",
+        "retryable",
+        "fatal",
+        "permission_denied",
+        "policy_blocked",
+        "invalid_input",
+        "human_required",
     ]
     progress_version: Whole | None = None
     side_effect_committed: bool | None = None
@@ -269,7 +276,9 @@ def _bad_argument(operation: Operation, params: Mapping[str, Any], text: str) ->
         path = f"{path}.{found[1]}" if path else found[1]
         if _UNKNOWN.search(said):
             known = ", ".join(field.encode_name for field in msgspec.structs.fields(operation.params))
-            return BadArgument(f"{operation.name} has no parameter `{path}`", field=path, limit=f"one of {known}")
+            return BadArgument(
+                f"{operation.name} has no parameter `{path}`", field=path, limit=f"one of {known}"
+            )
     value: Any = params
     for part in path.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None

@@ -115,7 +115,9 @@ async def _check_end(played: Played, guard: Guard, executions: dict[str, int], r
                 ledger[f"{scope}/{effect['tool']}/{effect['key']}"] = effect["state"]
     for name, actual in (("executions", executions), ("terminal", terminal), ("ledger", ledger)):
         if name in expect and expect[name] != actual:
-            played.differences.append(f"{name} at the end\n    expected {_short(expect[name])}\n    actual   {_short(actual)}")
+            played.differences.append(
+                f"{name} at the end\n    expected {_short(expect[name])}\n    actual   {_short(actual)}"
+            )
 
 
 def _shown(answer: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 import re
+
 from guardd.model.errors import ERRORS
+
+
 class Store:
     def __init__(self, redis): self.r = redis
     async def execute(self, *cmds):
