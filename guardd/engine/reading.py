@@ -121,7 +121,8 @@ class Reader:
 
     async def trace(self, run: str, limit: int, after: str | None) -> list[dict[str, Any]]:
         """Trace entries of a run and its sub-runs, oldest first; `id` goes on from there."""
-        start, shown = f"({after}" if after else "-", []
+        start = f"({after}" if after else "-"
+        shown: list[dict[str, Any]] = []
         while len(shown) < limit:
             entries = await self._one("XRANGE", self._keys.trace(run), start, "+", "COUNT", min(limit, 1000))
             for entry_id, flat in entries:
@@ -160,7 +161,7 @@ class Reader:
         reason = "human_required" if is_waiting else fields.get("reason", "")
         ended_by = "result" if is_waiting else fields.get("ended_by", "")
         status, next_action = envelope_status(reason, ended_by)
-        guard = {"rule": fields.get("stop_rule", "")}
+        guard: dict[str, Any] = {"rule": fields.get("stop_rule", "")}
         guard |= {
             name: int(fields[f"stop_{name}"]) for name in ("limit", "observed") if f"stop_{name}" in fields
         }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NewType, get_type_hints
+from typing import Any, NewType, get_type_hints
 
 from guardd.keys import Key
 from guardd.scripts.loader import Script, ScriptError, load, script_names
@@ -47,7 +47,7 @@ def script(name: str) -> Callable[[Callable[..., None]], Callable[..., Invocatio
     def bind(stub: Callable[..., None]) -> Callable[..., Invocation]:
         source = load(name)
         hints = get_type_hints(stub)
-        expected = [(slot.name, list[Key] if slot.is_rest else Key) for slot in source.keys]
+        expected: list[tuple[str, Any]] = [(slot.name, list[Key] if slot.is_rest else Key) for slot in source.keys]
         expected += [(slot.name, _TYPES[slot.type]) for slot in source.args]
         actual = [(parameter, hints[parameter]) for parameter in inspect.signature(stub).parameters]
         if actual != expected:
@@ -65,12 +65,11 @@ def script(name: str) -> Callable[[Callable[..., None]], Callable[..., Invocatio
         rest = [slot.name for slot in source.keys if slot.is_rest]
         names = [slot.name for slot in source.args]
 
-        def invoke(**given: object) -> Invocation:
-            keys = [given[each] for each in single]
+        def invoke(**given: Any) -> Invocation:
+            keys: list[str] = [given[each] for each in single]
             for each in rest:
-                keys += given[each]  # type: ignore[operator]
-            args = ["" if (value := given[each]) is None else value for each in names]
-            return Invocation(source, keys, args)  # type: ignore[arg-type]
+                keys += given[each]
+            return Invocation(source, keys, ["" if (value := given[each]) is None else value for each in names])
 
         invoke.__name__ = stub.__name__
         invoke.__doc__ = stub.__doc__

@@ -128,8 +128,8 @@ class Pipe:
         try:
             async with asyncio.timeout(self._timeout_s):
                 if self._connection is None:
-                    connection = self._pool.make_connection()
-                    await connection.connect()
+                    connection: AbstractConnection = self._pool.make_connection()  # type: ignore[no-untyped-call]
+                    await connection.connect()  # type: ignore[no-untyped-call]
                     self._connection = connection
                 connection = self._connection
                 packed = connection.pack_commands([command for commands, _ in batch for command in commands])

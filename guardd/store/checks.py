@@ -45,7 +45,7 @@ async def check_server(execute: Callable[..., Awaitable[list[Any]]], *, durabili
         raise StoreRefused("this server is a cluster node: use a redis+cluster:// URL", field="store", value="cluster")
     warnings: list[str] = []
     policy = config.get("maxmemory-policy") or info.get("maxmemory_policy", "")
-    maxmemory = int(config.get("maxmemory") or info.get("maxmemory", 0))
+    maxmemory = int(config.get("maxmemory") or info.get("maxmemory") or 0)
     if policy != "noeviction" and maxmemory > 0:
         raise StoreRefused(
             f"this server may evict keys ({policy}), and an evicted record lets an effect run twice: "

@@ -22,7 +22,7 @@ import stat
 import sys
 import tempfile
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import structlog
 
@@ -268,7 +268,7 @@ class EmbeddedServer:
             raise StoreRefused("another server answers on our socket; end it by hand", field="store", value=str(self.socket))
         return True
 
-    async def _ask(self, *commands: tuple[str | int, ...]) -> list[object]:
+    async def _ask(self, *commands: tuple[str | int, ...]) -> list[Any]:
         pipe = Pipe(pool_for(f"unix://{self.socket}"), timeout_s=5)
         try:
             replies = await pipe.execute(list(commands))

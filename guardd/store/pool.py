@@ -24,6 +24,4 @@ def pool_for(url: str) -> ConnectionPool:
         health_check_interval=0,
         protocol=2,  # RESP3 changes the shapes of replies
         client_name="guardd",
-        lib_name=None,
-        lib_version=None,
     )
