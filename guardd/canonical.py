@@ -22,7 +22,7 @@ from guardd.model.errors import BadArgument, EffectKeyMissing
 NESTING_MAX = 32
 ARGS_BYTES_MAX = 262_144
 _NOT_JSON_WORDS = frozenset({"NaN", "Infinity", "-Infinity"})
-_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.S)
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
 def normalise(args: object) -> Any:
@@ -130,7 +130,9 @@ def _string(text: str, path: str) -> str:
 def strip(value: Any, volatile: frozenset[str]) -> Any:
     """A normalised value without null and volatile members, at every depth; arrays keep their nulls."""
     if isinstance(value, dict):
-        return {name: strip(item, volatile) for name, item in value.items() if item is not None and name not in volatile}
+        return {
+            name: strip(item, volatile) for name, item in value.items() if item is not None and name not in volatile
+        }
     if isinstance(value, list):
         return [strip(item, volatile) for item in value]
     return value

@@ -33,14 +33,14 @@ _PATTERNS = re.compile(
     | \bxox[abeoprs]-[A-Za-z0-9-]{10,} | \b(?:AKIA|ASIA)[A-Z0-9]{16}\b | \bAIza[A-Za-z0-9_-]{30,}
     | \bhf_[A-Za-z0-9]{20,} | \bnpm_[A-Za-z0-9]{30,} | \bpypi-[A-Za-z0-9_-]{16,} | \bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}
     """,
-    re.X | re.S | re.I,
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
 _ASSIGNED = re.compile(
     r"""(?i)(["']?\b[\w-]*(?:password|passwd|passphrase|secret|api[_-]?key|access[_-]?key|private[_-]?key|auth[_-]?token|access[_-]?token)["']?\s*[:=]\s*)("[^"]*"|'[^']*'|[^\s,;&"'}]+)"""
 )
-_URL_USER = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@]*:)([^\s@/]+)(@)", re.I)
+_URL_USER = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@]*:)([^\s@/]+)(@)", re.IGNORECASE)
 _CARD = re.compile(r"(?<![\d.])(?:\d[ -]?){12,18}\d(?![\d.])")
-_MAYBE = re.compile(r"[A-Za-z0-9]{8}|://|[:=]", re.S)
+_MAYBE = re.compile(r"[A-Za-z0-9]{8}|://|[:=]", re.DOTALL)
 
 
 def redact(value: Any, *, key: bytes, names: frozenset[str] = frozenset()) -> Any:

@@ -14,7 +14,6 @@
 -- ERRORS  -
 -- EXPIRES op_key: never while claimed
 -- FLAGS   -
---@include num
 --@include clock
 --@include hash
 --@include ledger

@@ -8,7 +8,6 @@
 -- ERRORS  -
 -- EXPIRES op_key: never while claimed
 -- FLAGS   allow-oom
---@include num
 --@include clock
 --@include hash
 --@include ledger

@@ -27,7 +27,6 @@
 --@include hash
 --@include chain
 --@include usage
---@include marks
 --@include calls
 --@include streak
 --@include trace

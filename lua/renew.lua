@@ -17,7 +17,6 @@
 -- ERRORS  GUARD_UNKNOWN_CALL
 -- EXPIRES run_keys: run_ttl_ms; calls_key: only read; op_key: never while claimed
 -- FLAGS   allow-oom
---@include num
 --@include pack
 --@include clock
 --@include hash

@@ -12,7 +12,6 @@
 -- ERRORS  -
 -- EXPIRES op_key: ledger_ttl_ms once finished
 -- FLAGS   allow-oom
---@include num
 --@include pack
 --@include clock
 --@include hash

@@ -13,7 +13,6 @@
 -- ERRORS  GUARD_UNKNOWN_OPERATION
 -- EXPIRES calls_key trace_key run_keys: run_ttl_ms
 -- FLAGS   allow-oom
---@include num
 --@include pack
 --@include clock
 --@include hash

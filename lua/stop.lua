@@ -17,7 +17,6 @@
 -- ERRORS  GUARD_RUN_LOST
 -- EXPIRES trace_key run_keys: run_ttl_ms
 -- FLAGS   allow-oom
---@include num
 --@include pack
 --@include clock
 --@include hash

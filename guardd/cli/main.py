@@ -48,9 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(arguments, "json", False):
             print(json.dumps(shown), file=sys.stderr)
         else:
-            details = "".join(
-                f"\n  {name}: {shown[name]}" for name in ("field", "value", "limit") if name in shown
-            )
+            details = "".join(f"\n  {name}: {shown[name]}" for name in ("field", "value", "limit") if name in shown)
             print(f"guardd: {error.name}: {error.message}{details}", file=sys.stderr)
         if isinstance(error, StoreUnavailable | StoreRefused):
             return EXIT_UNAVAILABLE

@@ -59,9 +59,7 @@ class Calls:
                 calls_key=self.context.keys.calls(run),
                 trace_key=self.context.keys.trace(run),
                 marks_key=self.context.keys.marks(run),
-                op_key=self.context.keys.op(run, effect.digest)
-                if effect and own_op
-                else self.context.keys.no_op(run),
+                op_key=self.context.keys.op(run, effect.digest) if effect and own_op else self.context.keys.no_op(run),
                 run_keys=self.context.keys.chain(run),
                 now_ms=request.at_ms,
                 settings=Map(f"{self.context.settings} lease_ms={policy.limits['claim_lease_ms']}"),
@@ -310,11 +308,12 @@ class Calls:
                 note=request.note or "",
             ),
             request,
-            after=[
-                ("ZREM", self.context.keys.doubt, key),
-                ("HSET", self.context.keys.calls(request.run), f"e:{effect.digest}", scope),
-                ("PEXPIRE", self.context.keys.calls(request.run), self.context.config.run_ttl_ms),
-            ],
+        )
+        calls_key = self.context.keys.calls(request.run)
+        await self.context.link.execute(
+            ("ZREM", self.context.keys.doubt, key),
+            ("HSET", calls_key, f"e:{effect.digest}", scope),
+            ("PEXPIRE", calls_key, self.context.config.run_ttl_ms),
         )
         return await self.context.answer(reply, request.run)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -123,7 +122,7 @@ class Context:
         if now_ms - self._listed.get(request.run, -_LISTED_MS) >= _LISTED_MS:
             remember(self._listed, request.run, now_ms)
             commands.append(("ZADD", self.keys.runs, now_ms, request.run))
-        raw = await self.link.invoke(invocation, before=commands, after=after)
+        raw = await self.link.invoke(invocation, before=commands)
         action, reason = text(raw[0]), text(raw[1]) if len(raw) > 1 else ""
         if action in _ASK_AGAIN:
             return Reply(action, reason, {}, tuple(text(each) for each in raw[2:]))
@@ -137,22 +136,16 @@ class Context:
     async def answer(self, reply: Reply, run: str) -> Answer:
         """The answer a reply stands for; a stop comes with its envelope."""
         action, reason, extras, _ = reply
-        answer = Answer(
-            action=action, reason=reason, epoch=extras.get("epoch", ""), claim=extras.get("claim", "")
-        )
+        answer = Answer(action=action, reason=reason, epoch=extras.get("epoch", ""), claim=extras.get("claim", ""))
         answer.evidence = {name: _evidence(name, extras[name]) for name in _EVIDENCE if name in extras}
         if "retry_after_ms" in extras:
             answer.retry_after_ms = int(extras["retry_after_ms"])
         if "step" in extras:
             answer.step = int(extras["step"])
         if left := extras.get("remaining"):
-            answer.remaining = {
-                name: int(value) for name, value in (part.split("=") for part in left.split(" "))
-            }
+            answer.remaining = {name: int(value) for name, value in (part.split("=") for part in left.split(" "))}
         if would := extras.get("would"):
-            answer.would = [
-                dict(zip(("action", "reason"), part.split(":"), strict=True)) for part in would.split(",")
-            ]
+            answer.would = [dict(zip(("action", "reason"), part.split(":"), strict=True)) for part in would.split(",")]
         if reason:
             answer.hint = hint(action, reason, answer.evidence, answer.retry_after_ms)
         if action == "stop":

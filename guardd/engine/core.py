@@ -64,9 +64,7 @@ class Engine:
         """
         operation = ops.OPERATIONS.get(name)
         if operation is None:
-            raise BadArgument(
-                "no such operation", field="method", value=name, limit=", ".join(ops.OPERATIONS)
-            )
+            raise BadArgument("no such operation", field="method", value=name, limit=", ".join(ops.OPERATIONS))
         request = ops.parse_params(operation, params)
         if request.at_ms is not None and not self.context.config.virtual_clock:
             raise ClockNotAllowed(
@@ -116,9 +114,7 @@ class Engine:
             answer.limits = parse_limits(reply.extras.get("limits", ""))
         if version := reply.extras.get("progress_version"):
             answer.progress_version = int(version)
-        answer.read_only = [
-            tool for tool in request.tools or () if self.context.config.tools.find(tool)[1].read_only
-        ]
+        answer.read_only = [tool for tool in request.tools or () if self.context.config.tools.find(tool)[1].read_only]
         return answer
 
     async def finish(self, request: ops.Finish) -> Answer:
@@ -140,9 +136,7 @@ class Engine:
         """Hold a run; the scopes replace those of the freeze before (SPEC 2.8)."""
         scopes = [scope.strip() for scope in request.scope.split(",")]
         if unknown := [scope for scope in scopes if scope not in FREEZE_SCOPES]:
-            raise BadArgument(
-                "no such scope", field="scope", value=unknown[0], limit=", ".join(FREEZE_SCOPES)
-            )
+            raise BadArgument("no such scope", field="scope", value=unknown[0], limit=", ".join(FREEZE_SCOPES))
         reply = await self.context.ask(
             stubs.freeze(**self.context.for_run(request), scope=",".join(scopes), note=request.note or ""),
             request,

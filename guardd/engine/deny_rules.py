@@ -56,8 +56,6 @@ class DenyRules:
         """Reads all rules from the store."""
         asked_s = time.monotonic()
         (stored,) = await self._store.execute(("HGETALL", self._keys.deny))
-        if isinstance(stored, Exception):
-            raise stored
         items = stored.items() if isinstance(stored, dict) else zip(stored[::2], stored[1::2], strict=True)
         self._rules = {
             (name.decode() if isinstance(name, bytes) else name): msgspec.json.decode(rule, type=StoredRule)
@@ -84,7 +82,7 @@ class DenyRules:
         """
         check_name("id", request.id)
         if request.remove:
-            replies = await self._store.execute(("HDEL", self._keys.deny, request.id))
+            await self._store.execute(("HDEL", self._keys.deny, request.id))
         else:
             if not request.tool:
                 raise BadArgument(
@@ -94,9 +92,5 @@ class DenyRules:
             if request.run_prefix:
                 check_run(request.run_prefix.rstrip("/"))
             rule = StoredRule(request.tool, request.run_prefix or "", request.until_ms)
-            replies = await self._store.execute(
-                ("HSET", self._keys.deny, request.id, msgspec.json.encode(rule))
-            )
-        if isinstance(replies[0], Exception):
-            raise replies[0]
+            await self._store.execute(("HSET", self._keys.deny, request.id, msgspec.json.encode(rule)))
         await self.read()

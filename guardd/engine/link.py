@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from guardd.scripts.stubs import Invocation
-from guardd.store.base import Store
+from guardd.store.base import Command, Store
 
 
 class Link:
@@ -16,8 +17,6 @@ class Link:
         self.execute = store.execute
         self.transaction = store.transaction
 
-    async def invoke(self, invocation: Invocation, *, before: Any = (), after: Any = ()) -> Any:
-        """Runs a script, with plain commands before and after it in the same round trip."""
-        return await self.store.script(
-            invocation.script, invocation.keys, invocation.args, before=before, after=after
-        )
+    async def invoke(self, invocation: Invocation, *, before: Sequence[Command] = ()) -> Any:
+        """Runs a script, with plain commands before it in the same round trip."""
+        return await self.store.script(invocation.script, invocation.keys, invocation.args, before=before)

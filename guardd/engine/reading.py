@@ -75,15 +75,12 @@ class Reader:
             "started_ms": int(fields.get("started_ms", 0)),
             "last_ms": int(fields.get("last_ms", 0)),
             "window": [
-                {"step": step, "tool": tools.get(short, ""), "fingerprint": short}
-                for step, short in _window(fields)
+                {"step": step, "tool": tools.get(short, ""), "fingerprint": short} for step, short in _window(fields)
             ],
             "repeats": _repeats(fields, tools),
             "in_flight": _in_flight(calls, path),
             "operations": await self._operations(path, calls),
-            "handoff_path": [
-                unquote(holder.rpartition(":")[0]) for holder in chain[0][1].get("path", "").split()
-            ],
+            "handoff_path": [unquote(holder.rpartition(":")[0]) for holder in chain[0][1].get("path", "").split()],
         }
         if ended or fields["status"] == "waiting":
             result["envelope"] = await self._envelope(*next((p, f) for p, f in chain if p == (ended or path)))
@@ -93,9 +90,7 @@ class Reader:
         """Recent root runs, newest first; the index is a hint, so what has expired since is left out."""
         names = await self._one("ZREVRANGE", self._keys.runs, 0, -1 if is_waiting else limit * 8)
         paths = [path for path in (_text(name) for name in names) if "/" not in path]
-        found = (
-            await self._store.execute(*(("HGETALL", self._keys.run(path)) for path in paths)) if paths else []
-        )
+        found = await self._store.execute(*(("HGETALL", self._keys.run(path)) for path in paths)) if paths else []
         shown = []
         for path, reply in zip(paths, found, strict=True):
             fields = _fields(reply)
@@ -162,9 +157,7 @@ class Reader:
         ended_by = "result" if is_waiting else fields.get("ended_by", "")
         status, next_action = envelope_status(reason, ended_by)
         guard: dict[str, Any] = {"rule": fields.get("stop_rule", "")}
-        guard |= {
-            name: int(fields[f"stop_{name}"]) for name in ("limit", "observed") if f"stop_{name}" in fields
-        }
+        guard |= {name: int(fields[f"stop_{name}"]) for name in ("limit", "observed") if f"stop_{name}" in fields}
         denied = {
             name: fields[f"stop_{stored}"]
             for name, stored in (
@@ -197,9 +190,7 @@ class Reader:
 
     async def _operations(self, path: str, calls: dict[str, Fields]) -> list[dict[str, Any]]:
         """The effects of the tree; those of a sub-run only, when it is one that ended."""
-        named = [(name[2:], record["scope"]) for name, record in calls.items() if name.startswith("e:")][
-            -_EFFECTS_MAX:
-        ]
+        named = [(name[2:], record["scope"]) for name, record in calls.items() if name.startswith("e:")][-_EFFECTS_MAX:]
         keys = [
             self._keys.global_op(digest) if scope == "global" else self._keys.op(path, digest)
             for digest, scope in named
@@ -239,8 +230,6 @@ class Reader:
 
     async def _one(self, *command: Any) -> Any:
         (reply,) = await self._store.execute(command)
-        if isinstance(reply, Exception):
-            raise reply
         return reply
 
 
@@ -249,8 +238,6 @@ def _text(value: Any) -> str:
 
 
 def _fields(reply: Any) -> Fields:
-    if isinstance(reply, Exception):
-        raise reply
     if isinstance(reply, dict):
         return {_text(name): _text(value) for name, value in reply.items()}
     return {_text(name): _text(value) for name, value in zip(reply[::2], reply[1::2], strict=True)}
@@ -315,6 +302,4 @@ def _operation(fields: Fields) -> dict[str, Any]:
 
 
 def _quoted_pairs(packed: str) -> dict[str, str]:
-    return {
-        unquote(name): unquote(value) for name, _, value in (part.partition("=") for part in packed.split())
-    }
+    return {unquote(name): unquote(value) for name, _, value in (part.partition("=") for part in packed.split())}

@@ -100,9 +100,7 @@ class Shaper:
         """The name of a ledger record (SPEC 2.6)."""
         check_name("idempotency_key", key)
         owner = "*" if scope == "global" else root
-        return Effect(
-            key, scope, canonical.record_digest(owner, tool, key), canonical.provider_key(owner, tool, key)
-        )
+        return Effect(key, scope, canonical.record_digest(owner, tool, key), canonical.provider_key(owner, tool, key))
 
     def rule_map(self, tool: str, rule: ToolRule, policy: Policy) -> Map:
         """What this tool's rule overrides, packed for the script."""

@@ -57,7 +57,9 @@ def check_name(field: str, value: str) -> str:
     except UnicodeEncodeError:
         size = -1
     if size > NAME_BYTES_MAX or size < (0 if field == "agent" else 1) or not value.isprintable():
-        raise BadArgument("a name is printable text", field=field, value=value, limit=f"1..{NAME_BYTES_MAX} bytes of UTF-8")
+        raise BadArgument(
+            "a name is printable text", field=field, value=value, limit=f"1..{NAME_BYTES_MAX} bytes of UTF-8"
+        )
     return value
 
 
@@ -67,7 +69,9 @@ def check_reason(reason: str) -> str:
     Raises: BadArgument.
     """
     if not isinstance(reason, str) or not _REASON.fullmatch(reason):
-        raise BadArgument("a kill has a word as its reason", field="reason", value=reason, limit="1..64 of A-Z a-z 0-9 . _ : -")
+        raise BadArgument(
+            "a kill has a word as its reason", field="reason", value=reason, limit="1..64 of A-Z a-z 0-9 . _ : -"
+        )
     return reason
 
 

@@ -82,7 +82,9 @@ def check_limits(limits: Mapping[str, Any], *, field_name: str = "limits") -> di
                 raise BadArgument(f"{name} is a word", field=where, value=value, limit=" | ".join(limit.words))
         elif value is None:
             if not limit.may_be_unlimited:
-                raise BadArgument(f"{name} cannot be unlimited", field=where, value="null", limit=f"{limit.min}..{limit.max}")
+                raise BadArgument(
+                    f"{name} cannot be unlimited", field=where, value="null", limit=f"{limit.min}..{limit.max}"
+                )
         elif isinstance(value, bool) or not isinstance(value, int) or not limit.min <= value <= limit.max:
             raise BadArgument(f"{name} is a whole number", field=where, value=value, limit=f"{limit.min}..{limit.max}")
         checked[name] = value

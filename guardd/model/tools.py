@@ -85,7 +85,9 @@ class ToolRules:
                         "an alias names one tool only", field=f"tools.{name}.aliases", value=alias, limit="unique"
                     )
                 self._alias[alias] = name
-        self._globs = sorted((name for name in self.by_name if set(name) & set("*?[")), key=lambda name: (-len(name), name))
+        self._globs = sorted(
+            (name for name in self.by_name if set(name) & set("*?[")), key=lambda name: (-len(name), name)
+        )
         self.span_max = max((rule.max_same_call or 0 for rule in self.by_name.values()), default=0)
         """The longest window that any rule's allowance needs, entries."""
         self._found: dict[str, tuple[str, ToolRule]] = {}
@@ -114,7 +116,7 @@ def _convert(name: str, rule: object) -> ToolRule:
         most = 1024 if cap == "max_same_call" else EXACT_INT_MAX
         if value is not None and not 0 <= value <= most:
             raise BadArgument(f"{cap} is out of range", field=f"tools.{name}.{cap}", value=value, limit=f"0..{most}")
-    if converted.progress is not None and converted.progress.pointer not in ("",) and not converted.progress.pointer.startswith("/"):
+    if converted.progress is not None and converted.progress.pointer and not converted.progress.pointer.startswith("/"):
         raise BadArgument(
             "a JSON pointer starts with /", field=f"tools.{name}.progress.pointer", value=converted.progress.pointer
         )

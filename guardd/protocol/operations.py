@@ -276,9 +276,7 @@ def _bad_argument(operation: Operation, params: Mapping[str, Any], text: str) ->
         path = f"{path}.{found[1]}" if path else found[1]
         if _UNKNOWN.search(said):
             known = ", ".join(field.encode_name for field in msgspec.structs.fields(operation.params))
-            return BadArgument(
-                f"{operation.name} has no parameter `{path}`", field=path, limit=f"one of {known}"
-            )
+            return BadArgument(f"{operation.name} has no parameter `{path}`", field=path, limit=f"one of {known}")
     value: Any = params
     for part in path.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None

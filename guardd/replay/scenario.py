@@ -59,16 +59,12 @@ def read_scenario(path: Path) -> Scenario:
     try:
         scenario = msgspec.convert(json.loads(path.read_text(encoding="utf-8")), Scenario)
     except (OSError, ValueError, msgspec.ValidationError) as error:
-        raise BadArgument(
-            f"{path.name} is no scenario file: {error}", field="FILE", value=str(path)
-        ) from error
+        raise BadArgument(f"{path.name} is no scenario file: {error}", field="FILE", value=str(path)) from error
     if scenario.policy not in POLICIES:
         raise BadArgument(
             f"{path.name}: no such policy", field="policy", value=scenario.policy, limit=", ".join(POLICIES)
         )
     for number, op in enumerate(scenario.ops):
         if not isinstance(op.get("op"), str) or not isinstance(op.get("at_ms"), int):
-            raise BadArgument(
-                f"{path.name}: an operation needs `op` and `at_ms`", field=f"ops[{number}]", value=op
-            )
+            raise BadArgument(f"{path.name}: an operation needs `op` and `at_ms`", field=f"ops[{number}]", value=op)
     return scenario

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, NewType, get_type_hints
 
 from guardd.keys import Key
@@ -36,9 +37,7 @@ def packed(record: dict[str, object]) -> Map:
 
     Values hold no white space: they are numbers, digests or words. Free text goes into an argument of its own.
     """
-    return Map(
-        " ".join(f"{name}={value}" for name, value in record.items() if value is not None and value != "")
-    )
+    return Map(" ".join(f"{name}={value}" for name, value in record.items() if value is not None and value != ""))
 
 
 def script(name: str) -> Callable[[Callable[..., None]], Callable[..., Invocation]]:
@@ -51,16 +50,9 @@ def script(name: str) -> Callable[[Callable[..., None]], Callable[..., Invocatio
         expected += [(slot.name, _TYPES[slot.type]) for slot in source.args]
         actual = [(parameter, hints[parameter]) for parameter in inspect.signature(stub).parameters]
         if actual != expected:
-            differing = next(
-                (
-                    pair
-                    for pair in zip(actual + [None] * len(expected), expected + [None] * len(actual))
-                    if pair[0] != pair[1]
-                )
-            )
-            raise ScriptError(
-                f"{name}.lua and its stub disagree: stub says {differing[0]}, header says {differing[1]}"
-            )
+            padded = zip_longest(actual, expected)
+            differing = next(pair for pair in padded if pair[0] != pair[1])
+            raise ScriptError(f"{name}.lua and its stub disagree: stub says {differing[0]}, header says {differing[1]}")
         single = [slot.name for slot in source.keys if not slot.is_rest]
         rest = [slot.name for slot in source.keys if slot.is_rest]
         names = [slot.name for slot in source.args]

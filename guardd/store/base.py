@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,9 +53,9 @@ class Store(Protocol):
     durability: str
 
     async def execute(self, *commands: Command) -> list[Reply]:
-        """Sends commands in one write; replies in order, a command's error as an exception object.
+        """Sends commands in one write; replies in order.
 
-        Raises: StoreUnavailable: no connection, no answer in time.
+        Raises: StoreUnavailable: no connection, no answer in time, or an error for one of the commands.
         """
 
     async def transaction(self, *commands: Command) -> list[Reply]:
@@ -63,9 +63,9 @@ class Store(Protocol):
 
     async def script(
         self, script: ScriptLike, keys: Sequence[str], args: Sequence[Any], *,
-        before: Iterable[Command] = (), after: Iterable[Command] = (),
+        before: Sequence[Command] = (),
     ) -> Reply:  # fmt: skip
-        """Runs a script, with plain commands before and after it in the same write.
+        """Runs a script, with plain commands before it in the same write.
 
         Raises: the error the script names, or StoreUnavailable.
         """
@@ -90,6 +90,14 @@ class Scripts:
                 text = f"#!lua{' flags=' + ','.join(script.flags) if script.flags else ''}\n{text}"
             found = self._loaded[script.name] = LoadedScript(text, hashlib.sha1(text.encode()).hexdigest())  # noqa: S324 (names a script, as the server does)
         return found
+
+
+def checked(replies: list[Reply], *, where: str) -> list[Reply]:
+    """The replies, when none is an error; else the first error as the guard's own."""
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise map_error(reply, where=where) from reply
+    return replies
 
 
 class Pipe:
@@ -179,7 +187,14 @@ class ServerStore:
     """
 
     def __init__(
-        self, pool: ConnectionPool, *, kind: str, durability: str, timeout_ms: int, pipes: int = 1, with_flags: bool = True
+        self,
+        pool: ConnectionPool,
+        *,
+        kind: str,
+        durability: str,
+        timeout_ms: int,
+        pipes: int = 1,
+        with_flags: bool = True,
     ) -> None:
         self.kind = kind
         self.durability = durability
@@ -194,35 +209,25 @@ class ServerStore:
 
     async def execute(self, *commands: Command) -> list[Reply]:
         """See Store."""
-        return await self._pipe().execute(list(commands))
+        return checked(await self._pipe().execute(list(commands)), where="a command")
 
     async def transaction(self, *commands: Command) -> list[Reply]:
         """See Store."""
         replies = await self._pipe().execute([("MULTI",), *commands, ("EXEC",)])
-        if isinstance(replies[-1], Exception):
-            raise map_error(next(each for each in replies if isinstance(each, Exception)), where="a transaction")
-        return list(replies[-1])
+        return list(checked(replies, where="a transaction")[-1])
 
     async def script(
-        self, script: ScriptLike, keys: Sequence[str], args: Sequence[Any], *,
-        before: Iterable[Command] = (), after: Iterable[Command] = (),
-    ) -> Reply:  # fmt: skip
+        self, script: ScriptLike, keys: Sequence[str], args: Sequence[Any], *, before: Sequence[Command] = ()
+    ) -> Reply:
         """See Store."""
         loaded = self._scripts.get(script)
-        first, last = list(before), list(after)
         call: Command = ("EVALSHA", loaded.sha, len(keys), *keys, *args)
         pipe = self._pipe()
-        replies = await pipe.execute([*first, call, *last])
-        reply = replies[len(first)]
-        if isinstance(reply, driver.NoScriptError):
+        replies = await pipe.execute([*before, call])
+        if isinstance(replies[-1], driver.NoScriptError):
             # Nothing ran: load it and send the same call once.
-            load, reply = await pipe.execute([("SCRIPT", "LOAD", loaded.text), call])
-            if isinstance(load, Exception):
-                raise map_error(load, where=f"the script {script.name}")
-        for each in (*replies[: len(first)], reply, *replies[len(first) + 1 :]):
-            if isinstance(each, Exception):
-                raise map_error(each, where=f"the script {script.name}") from each
-        return reply
+            replies = [*replies[:-1], *await pipe.execute([("SCRIPT", "LOAD", loaded.text), call])]
+        return checked(replies, where=f"the script {script.name}")[-1]
 
     async def close(self) -> None:
         """See Store."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from guardd.model.errors import StoreRefused, StoreUnavailable
-from guardd.store.errors import map_error
 
 _MINIMUM = {"redis": (7, 0), "valkey": (7, 2)}
 _CONFIGS = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "save")
@@ -36,10 +35,17 @@ async def check_server(execute: Callable[..., Awaitable[list[Any]]], *, durabili
     minimum = _MINIMUM[server]
     if tuple(int(part) for part in version.split(".")[:2]) < minimum:
         least = ".".join(str(part) for part in minimum)
-        raise StoreRefused(f"{server} {version} is too old: install {server} {least} or newer", field="store", value=version, limit=least)
+        raise StoreRefused(
+            f"{server} {version} is too old: install {server} {least} or newer",
+            field="store",
+            value=version,
+            limit=least,
+        )
     if info.get("role") not in (None, "master"):
         raise StoreRefused(
-            f"this server is a replica of {info.get('master_host')}: name its primary in the store URL", field="store", value="replica"
+            f"this server is a replica of {info.get('master_host')}: name its primary in the store URL",
+            field="store",
+            value="replica",
         )
     if info.get("cluster_enabled") == "1":
         raise StoreRefused("this server is a cluster node: use a redis+cluster:// URL", field="store", value="cluster")
@@ -55,7 +61,9 @@ async def check_server(execute: Callable[..., Awaitable[list[Any]]], *, durabili
     if policy != "noeviction":
         warnings.append(f"maxmemory-policy is {policy}: with a maxmemory set it would evict; set it to noeviction")
     if int(info.get("evicted_keys", 0)) > 0:
-        warnings.append(f"this server has evicted {info['evicted_keys']} keys since its start: some records may be gone")
+        warnings.append(
+            f"this server has evicted {info['evicted_keys']} keys since its start: some records may be gone"
+        )
     return ServerReport(server, version, _promise(config, info, durability, warnings), tuple(warnings))
 
 
@@ -73,24 +81,23 @@ def _promise(config: dict[str, str], info: dict[str, str], durability: str, warn
     if appendonly == "yes" and fsync == "everysec":
         return "survives process crashes on a healthy disk; up to about 1 s (more on a slow disk) is lost at power loss"
     if appendonly != "yes":
-        warnings.append("persistence by append-only file is off: a restart of the server loses runs and effects (CONFIG SET appendonly yes)")
+        warnings.append(
+            "persistence by append-only file is off: a restart of the server loses runs and effects (CONFIG SET appendonly yes)"
+        )
         return "nothing survives a restart of the server but what its last snapshot holds"
     return f"appendfsync is {fsync}: what a power loss takes is up to the operating system"
 
 
 async def _config(execute: Callable[..., Awaitable[list[Any]]]) -> dict[str, str]:
     """CONFIG values, {} where the server does not let us read them (managed services)."""
-    found: dict[str, str] = {}
-    for reply in await execute(*(("CONFIG", "GET", name) for name in _CONFIGS)):
-        if isinstance(reply, Exception):
-            return {}
-        found |= {_text(reply[0]): _text(reply[1])} if reply else {}
-    return found
+    try:
+        replies = await execute(*(("CONFIG", "GET", name) for name in _CONFIGS))
+    except StoreUnavailable:
+        return {}
+    return {_text(reply[0]): _text(reply[1]) for reply in replies if reply}
 
 
 def _info(reply: Any) -> dict[str, str]:
-    if isinstance(reply, Exception):
-        raise map_error(reply, where="INFO")
     lines = _text(reply).splitlines()
     if not lines:
         raise StoreUnavailable("the server answered INFO with nothing; is it a Redis or Valkey?", field="store")

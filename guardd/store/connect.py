@@ -1,9 +1,9 @@
 """From a store URL to a store: the one place that makes connections.
 
-    embedded:            guardd's own server, state in the state directory
-    embedded:DIR         the same, state in DIR
-    redis://HOST:PORT/DB rediss://...   unix:///PATH?db=0     an external standalone server
-    fakeredis:           inside the process; tests and the player only
+embedded:            guardd's own server, state in the state directory
+embedded:DIR         the same, state in DIR
+redis://HOST:PORT/DB rediss://...   unix:///PATH?db=0     an external standalone server
+fakeredis:           inside the process; tests and the player only
 """
 
 from __future__ import annotations
@@ -53,7 +53,12 @@ class OpenedStore:
 
 
 async def open_store(
-    url: str = "embedded:", *, state_dir: Path | None = None, durability: str | None = None, timeout_ms: int = 2000, pipes: int = 1
+    url: str = "embedded:",
+    *,
+    state_dir: Path | None = None,
+    durability: str | None = None,
+    timeout_ms: int = 2000,
+    pipes: int = 1,
 ) -> OpenedStore:
     """Connects, checks what the server promises, and refuses one that cannot keep it.
 
@@ -66,16 +71,22 @@ async def open_store(
     scheme = url.split(":", 1)[0]
     opener = _OPENERS.get(scheme)
     if opener is None:
-        raise BadArgument("no such kind of store", field="store", value=shown(url), limit=", ".join(f"{s}:" for s in _OPENERS))
+        raise BadArgument(
+            "no such kind of store", field="store", value=shown(url), limit=", ".join(f"{s}:" for s in _OPENERS)
+        )
     if durability is not None and durability not in DURABILITIES:
         raise BadArgument("no such durability", field="durability", value=durability, limit=" | ".join(DURABILITIES))
     return await opener(url, state_dir, durability, timeout_ms, pipes)
 
 
-async def _embedded(url: str, state_dir: Path | None, durability: str | None, timeout_ms: int, pipes: int) -> OpenedStore:
+async def _embedded(
+    url: str, state_dir: Path | None, durability: str | None, timeout_ms: int, pipes: int
+) -> OpenedStore:
     directory = Path(url.removeprefix("embedded:")) if url != "embedded:" else state_dir
     if directory is None:
-        raise BadArgument("an embedded store needs a state directory", field="state_dir", limit="embedded:DIR or --state-dir DIR")
+        raise BadArgument(
+            "an embedded store needs a state directory", field="state_dir", limit="embedded:DIR or --state-dir DIR"
+        )
     server = EmbeddedServer(directory, durability=durability or "fsync")
     await server.start()
     try:
@@ -111,7 +122,9 @@ async def _fake(url: str, *_: object) -> OpenedStore:
 
 async def _later(url: str, *_: object) -> OpenedStore:
     raise StoreRefused(
-        "Sentinel and Cluster are not served yet; name the primary by redis:// or rediss://", field="store", value=shown(url)
+        "Sentinel and Cluster are not served yet; name the primary by redis:// or rediss://",
+        field="store",
+        value=shown(url),
     )
 
 

@@ -265,7 +265,9 @@ class EmbeddedServer:
             return False
         assert self._process is not None
         if f"process_id:{self._process.pid}\r\n".encode() not in info or self._token.encode() not in title[1]:
-            raise StoreRefused("another server answers on our socket; end it by hand", field="store", value=str(self.socket))
+            raise StoreRefused(
+                "another server answers on our socket; end it by hand", field="store", value=str(self.socket)
+            )
         return True
 
     async def _ask(self, *commands: tuple[str | int, ...]) -> list[Any]:

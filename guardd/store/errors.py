@@ -34,7 +34,7 @@ UNAVAILABLE: dict[str, str] = {
 }
 """First word of an error reply -> what it means and what to do."""
 
-_GUARD = re.compile(r"GUARD_([A-Z_]+) (.*)", re.S)
+_GUARD = re.compile(r"GUARD_([A-Z_]+) (.*)", re.DOTALL)
 _FACT = re.compile(r" (field|value|limit)=(\S+)")
 _WORD = re.compile(r"^(?:ERR )?(?:Error running script.*?: )?(?:@\S+: )?-?([A-Z]{3,})\b")
 
@@ -67,7 +67,8 @@ def map_error(error: BaseException, *, where: str) -> GuardError:
             f"no answer in time to {where}; it may have happened, send it again under the same call id", field="store"
         )
     return StoreUnavailable(
-        f"no connection to the store for {where}: {_first_line(text) or type(error).__name__}; is the server up?", field="store"
+        f"no connection to the store for {where}: {_first_line(text) or type(error).__name__}; is the server up?",
+        field="store",
     )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from redis import exceptions as driver
 
 from guardd.model.errors import StoreRefused
-from guardd.store.base import Command, Reply, ScriptLike, Scripts
-from guardd.store.errors import map_error
+from guardd.store.base import Command, Reply, ScriptLike, Scripts, checked
 
 
 class FakeStore:
@@ -30,33 +29,22 @@ class FakeStore:
 
     async def execute(self, *commands: Command) -> list[Reply]:
         """See Store."""
-        return [await self._one(command) for command in commands]
+        return checked([await self._one(command) for command in commands], where="a command")
 
     async def transaction(self, *commands: Command) -> list[Reply]:
         """See Store; one process, one task at a time: every look is consistent."""
-        replies = await self.execute(*commands)
-        for each in replies:
-            if isinstance(each, Exception):
-                raise map_error(each, where="a transaction")
-        return replies
+        return await self.execute(*commands)
 
     async def script(
-        self, script: ScriptLike, keys: Sequence[str], args: Sequence[Any], *,
-        before: Iterable[Command] = (), after: Iterable[Command] = (),
-    ) -> Reply:  # fmt: skip
+        self, script: ScriptLike, keys: Sequence[str], args: Sequence[Any], *, before: Sequence[Command] = ()
+    ) -> Reply:
         """See Store."""
         loaded = self._scripts.get(script)
         call: Command = ("EVALSHA", loaded.sha, len(keys), *keys, *args)
-        first = await self.execute(*before)
-        reply = await self._one(call)
-        if isinstance(reply, driver.NoScriptError):
-            await self._one(("SCRIPT", "LOAD", loaded.text))
-            reply = await self._one(call)
-        last = await self.execute(*after)
-        for each in (*first, reply, *last):
-            if isinstance(each, Exception):
-                raise map_error(each, where=f"the script {script.name}") from each
-        return reply
+        replies = [await self._one(command) for command in (*before, call)]
+        if isinstance(replies[-1], driver.NoScriptError):
+            replies = [*replies[:-1], await self._one(("SCRIPT", "LOAD", loaded.text)), await self._one(call)]
+        return checked(replies, where=f"the script {script.name}")[-1]
 
     async def _one(self, command: Command) -> Reply:
         try:

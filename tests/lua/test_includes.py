@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -55,9 +54,7 @@ def test_escaped_text_fits_into_a_record_and_comes_back(text: str) -> None:
     assert dict(pack.parse(f"a={escaped} b=1").items()).get("b") == "1"
 
 
-@given(
-    st.lists(st.sampled_from(["all", "effects", "retries"])), st.sampled_from(["all", "effects", "x", "al"])
-)
+@given(st.lists(st.sampled_from(["all", "effects", "retries"])), st.sampled_from(["all", "effects", "x", "al"]))
 def test_a_word_is_in_a_comma_list_only_as_a_whole(words: list[str], word: str) -> None:
     """`al` is not in `all`."""
     assert pack.lists(",".join(words), word) == (word in words)
@@ -84,9 +81,7 @@ def test_a_window_reads_back_as_it_was(entries: list[tuple[str, bool]]) -> None:
 
 
 @given(ENTRIES, FPS, st.integers(1, 30))
-def test_equal_calls_are_counted_in_the_last_entries_only(
-    entries: list[tuple[str, bool]], fp: str, span: int
-) -> None:
+def test_equal_calls_are_counted_in_the_last_entries_only(entries: list[tuple[str, bool]], fp: str, span: int) -> None:
     """SPEC 2.2 step 10: exempt entries count as repeats."""
     count, _ = window.count(window.parse(text_of(entries)), fp, span)
     assert count == [each for each, _ in entries[-span:]].count(fp)
@@ -142,9 +137,7 @@ def test_a_derived_value_confirms_when_it_passes_the_best_so_far(values: list[in
 
 
 @given(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=20), st.integers(1, 6))
-def test_a_new_value_confirms_once_and_a_full_memory_confirms_nothing(
-    values: list[str], seen_max: int
-) -> None:
+def test_a_new_value_confirms_once_and_a_full_memory_confirms_nothing(values: list[str], seen_max: int) -> None:
     """SPEC 2.4: only a value that the run has never seen is new."""
     mark, seen = None, set()
     for number, value in enumerate(values):
@@ -172,9 +165,9 @@ def test_what_loosens_a_limit(name: str, current: str | None, value: str, loosen
 
 def test_merged_limits_keep_their_order_and_a_dash_takes_one_away() -> None:
     """Text in, text out."""
-    assert limits.merge(
-        "max_steps=5 max_depth=4", {"max_depth": "-", "max_steps": "6", "max_tokens": "9"}
-    ) == ("max_steps=6 max_tokens=9")
+    assert limits.merge("max_steps=5 max_depth=4", {"max_depth": "-", "max_steps": "6", "max_tokens": "9"}) == (
+        "max_steps=6 max_tokens=9"
+    )
     assert limits.tighten("max_steps=5 max_depth=4", "max_steps=9 max_depth=2") == "max_steps=5 max_depth=2"
     assert limits.first_looser("max_steps=5", {"max_steps": "6"}) == ("max_steps", "5")
 
@@ -198,9 +191,7 @@ def test_what_a_record_says_to_a_caller(fields: dict[str, str], expected: str) -
     assert says[1] == (1 if expected == "claimed" else 0)
 
 
-@pytest.mark.parametrize(
-    "status", ["progress", "complete", "retryable", "fatal", "invalid_input", "human_required"]
-)
+@pytest.mark.parametrize("status", ["progress", "complete", "retryable", "fatal", "invalid_input", "human_required"])
 @pytest.mark.parametrize("committed", ["", "1", "0"])
 @pytest.mark.parametrize("is_success", [True, False])
 def test_what_a_result_does_to_its_effect(status: str, committed: str, is_success: bool) -> None:
@@ -265,9 +256,7 @@ def test_the_own_reason_comes_before_the_nearest_ancestors() -> None:
     ended = {"status": "ended", "reason": "a"}
     assert chain.ended(chain_of(chain, {"status": "running"}, {"status": "running"})) is None
     assert chain.ended(chain_of(chain, ended, {"status": "ended", "reason": "b"})) == "b"
-    assert (
-        chain.ended(chain_of(chain, ended, {"status": "ended", "reason": "b"}, {"status": "running"})) == "b"
-    )
+    assert chain.ended(chain_of(chain, ended, {"status": "ended", "reason": "b"}, {"status": "running"})) == "b"
 
 
 def test_frozen_comes_before_waiting_for_a_human_and_only_in_scope() -> None:
@@ -313,9 +302,7 @@ def test_caps_of_the_run_and_then_of_its_ancestors(
 @given(st.integers(0, 20), st.integers(0, 20), st.integers(0, 20))
 def test_a_reservation_fits_beside_used_and_held(used: int, held: int, wanted: int) -> None:
     """SPEC 2.2 step 4."""
-    c = chain_of(
-        usage, {"tokens": str(used), "held_tokens": str(held), "limits": "max_tokens=20"}, {"limits": ""}
-    )
+    c = chain_of(usage, {"tokens": str(used), "held_tokens": str(held), "limits": "max_tokens=20"}, {"limits": ""})
     found = usage.unfit(c, {"tokens": str(wanted)})
     assert bool(found) == (wanted > 0 and used + held + wanted > 20)
     usage.hold(c, {"tokens": str(wanted)}, 1)

@@ -38,4 +38,9 @@ async def test_a_wrong_expectation_is_reported(opened: OpenedStore, prefix: str,
     (tmp_path / "wrong.json").write_text(json.dumps(source))
     scenario = read_scenario(tmp_path / "wrong.json")
     played = await play(scenario, Engine(opened.store, scenario.config(prefix)))
-    assert [difference.split()[0] for difference in played.differences] == ["operation", "executions", "terminal", "ledger"]
+    assert [difference.split()[0] for difference in played.differences] == [
+        "operation",
+        "executions",
+        "terminal",
+        "ledger",
+    ]
