@@ -36,7 +36,7 @@ _PATTERNS = re.compile(
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
 _ASSIGNED = re.compile(
-    r"""(?i)(["']?\b[\w-]*(?:password|passwd|passphrase|secret|api[_-]?key|access[_-]?key|private[_-]?key|auth[_-]?token|access[_-]?token)["']?\s*[:=]\s*)("[^"]*"|'[^']*'|[^\s,;&"'}]+)"""
+    r"""(?i)(["']?\b[\w-]*(?:password|passwd|passphrase|secret|secret[_-]?key|api[_-]?key|access[_-]?key|private[_-]?key|auth[_-]?token|access[_-]?token)["']?\s*[:=]\s*)("[^"]*"|'[^']*'|[^\s,;&"'}]+)"""
 )
 _URL_USER = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@]*:)([^\s@/]+)(@)", re.IGNORECASE)
 _CARD = re.compile(r"(?<![\d.])(?:\d[ -]?){12,18}\d(?![\d.])")

@@ -108,7 +108,6 @@ class Context:
         request: RunParams,
         *,
         claims: Key | None = None,
-        after: Sequence[Any] = (),
     ) -> Reply:
         """Sends a script, and in the same round trip the plain commands that keep the indexes.
 
@@ -119,7 +118,7 @@ class Context:
         if claims is not None:
             lease_ms = int(self.policy(self.policy_name(request.run)).limits["claim_lease_ms"] or 0)
             commands.append(("ZADD", self.keys.doubt, "NX", now_ms + lease_ms, claims))
-        if now_ms - self._listed.get(request.run, -_LISTED_MS) >= _LISTED_MS:
+        if now_ms - self._listed.get(request.run, -_LISTED_MS) >= _LISTED_MS and invocation.script.makes_runs:
             remember(self._listed, request.run, now_ms)
             commands.append(("ZADD", self.keys.runs, now_ms, request.run))
         raw = await self.link.invoke(invocation, before=commands)

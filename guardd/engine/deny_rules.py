@@ -86,7 +86,10 @@ class DenyRules:
         else:
             if not request.tool:
                 raise BadArgument(
-                    "a deny rule needs a tool pattern, or remove = true", field="tool", value=request.tool
+                    "a deny rule needs a tool pattern, or remove = true",
+                    field="tool",
+                    value=request.tool,
+                    limit="a glob",
                 )
             check_name("tool", request.tool)
             if request.run_prefix:

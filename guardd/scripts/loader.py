@@ -63,6 +63,11 @@ class Script:
     errors: tuple[str, ...]
     origin: tuple[tuple[str, int], ...] = field(repr=False, default=())
 
+    @property
+    def makes_runs(self) -> bool:
+        """True when the script makes runs that are missing: it is told what to make them with."""
+        return any(slot.name == "birth" for slot in self.args)
+
     def locate(self, line: int) -> str:
         """`file:line` of a line number in a server's error message, counted from 1 without the shebang line."""
         if 1 <= line <= len(self.origin):
