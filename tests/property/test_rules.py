@@ -6,9 +6,7 @@ flushed, ids are sent again. After every operation the answers must be equal.
 
 from __future__ import annotations
 
-import asyncio
 import os
-import secrets
 from typing import Any, ClassVar
 
 import pytest
@@ -16,36 +14,21 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
 
-from guardd.engine.config import EngineConfig
-from guardd.engine.core import Engine
-from guardd.model.errors import GuardError
-from guardd.model.limits import REFERENCE, Policy
-from guardd.model.tools import ToolRules
-from guardd.store.connect import open_store
-from tests.reference.model import ReferenceGuard
+from tests.reference.pair import TOOLS, Pair
 from tests.servers import Server
 
-COMPARED = ("action", "reason", "retry_after_ms", "claim", "error")
 EXAMPLES = int(os.environ.get("GUARDD_EXAMPLES", "60"))
 
 RUNS = st.sampled_from(["r1", "r1", "r1", "r1/a", "r1/a", "r1/a/b", "r2"])
 AGENTS = st.sampled_from(["w", "w", "v", ""])
 CLIENTS = st.sampled_from(["one", "one", "one", "two"])
-TOOLS = {
-    "plain": {},
-    "read": {"read_only": True, "no_progress_exempt": True, "window_scope": "agent"},
-    "pay": {"effect_key": ["i"]},
-    "put": {"on_in_doubt": "reclaim", "requires_key": True},
-    "poll": {"cycle_exempt": True, "max_same_call": 5, "progress": {"pointer": "/cursor", "when": "increases"}},
-    "seen": {"progress": {"pointer": "/cursor", "when": "new"}, "max_empty": 1},
-    "note": {"target_args": ["i"], "max_same_target": 3, "allow_empty": True},
-    "team": {"window_scope": "tree", "max_retries": 1},
-    "refund": {"effect_scope": "global"},
-}
 ARGS = st.fixed_dictionaries({"i": st.integers(0, 1)}, optional={"request_id": st.integers(0, 3)})
 KEYS = st.sampled_from([None, None, "k1", "k2"])
 STATUSES = st.sampled_from(
-    ["progress"] * 6 + ["retryable"] * 3 + ["invalid_input", "permission_denied", "human_required"] + ["complete", "fatal"]
+    ["progress"] * 14
+    + ["retryable"] * 8
+    + ["invalid_input"] * 2
+    + ["permission_denied", "human_required", "complete", "fatal"]
 )
 VALUES = st.sampled_from([..., ..., ..., None, " ", [], 0, {"cursor": 1}, {"cursor": 2}, {"cursor": 3}])
 VERSIONS = st.sampled_from([None, None, None, 0, 1, 2, 3])
@@ -55,19 +38,19 @@ RETRIES = st.sampled_from([None, None, None, {"change": "retry_after_elapsed"}, 
 COMMITTED = st.sampled_from([None, None, None, True, False])
 LIMITS = st.fixed_dictionaries(
     {
-        "max_steps": st.sampled_from([6, 20, None]),
-        "max_wall_ms": st.sampled_from([60_000, None]),
+        "max_steps": st.sampled_from([6, 30, None, None]),
+        "max_wall_ms": st.sampled_from([60_000, None, None]),
         "max_same_call": st.sampled_from([1, 2, 3, None]),
         "cycle_window": st.sampled_from([3, 8]),
         "max_cycle_period": st.sampled_from([0, 2, 4]),
         "max_no_progress": st.sampled_from([2, 4, None]),
-        "max_denied": st.sampled_from([1, 3, None]),
+        "max_denied": st.sampled_from([1, 3, None, None]),
         "max_retries": st.sampled_from([1, 3]),
-        "max_depth": st.sampled_from([1, 4]),
+        "max_depth": st.sampled_from([4] * 5 + [1]),
         "max_replays": st.sampled_from([0, 1, 8]),
-        "max_tokens": st.sampled_from([None, 0, 50]),
-        "max_model_calls": st.sampled_from([None, 3]),
-        "max_cost_micros": st.sampled_from([None, 30]),
+        "max_tokens": st.sampled_from([None] * 8 + [0, 50, 200]),
+        "max_model_calls": st.sampled_from([None] * 4 + [3]),
+        "max_cost_micros": st.sampled_from([None, None, 30]),
         "max_handoffs": st.sampled_from([None, 3]),
         "max_role_returns": st.sampled_from([None, 1]),
         "max_empty": st.sampled_from([None, 2]),
@@ -87,54 +70,14 @@ class Rules(RuleBasedStateMachine):
     calls = Bundle("calls")
     charges = Bundle("charges")
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.loop = asyncio.new_event_loop()
-        self.opened = self.loop.run_until_complete(open_store(self.url))
-        self.now = 1000
-        self.number = 0
-        self.played: list[Any] = []
-
     @initialize(limits=LIMITS)
     def start(self, limits: dict[str, Any]) -> None:
-        policy = Policy("reference", {**REFERENCE.limits, **limits}, REFERENCE.volatile_args)
-        config = EngineConfig(
-            policies={"reference": policy}, default_policy="reference", tools=ToolRules(TOOLS),
-            prefix=f"p{secrets.token_hex(6)}", virtual_clock=True,
-        )  # fmt: skip
-        self.prefix = config.prefix
-        self.guard = Engine(self.opened.store, config)
-        self.model = ReferenceGuard(dict(policy.limits), TOOLS, set(REFERENCE.volatile_args))
+        self.pair = Pair(self.url, limits)
+        self.play, self.fresh = self.pair.play, self.pair.fresh
 
     def teardown(self) -> None:
-        async def forget() -> None:
-            (keys,) = await self.opened.store.execute(("KEYS", f"{self.prefix}:*")) if hasattr(self, "prefix") else ([],)
-            if keys:
-                await self.opened.store.execute(("UNLINK", *keys))
-            await self.opened.close()
-
-        self.loop.run_until_complete(forget())
-        self.loop.close()
-
-    def play(self, op: str, **params: Any) -> dict[str, Any]:
-        request = {name: value for name, value in params.items() if value is not None} | {"at_ms": self.now}
-        if "value" in params:
-            request["value"] = params["value"]
-        if request.get("value") is ...:
-            del request["value"]
-        expected = self.model.call(op, request)
-        try:
-            actual = self.loop.run_until_complete(self.guard.call(op, request)).as_dict()  # type: ignore[union-attr]
-        except GuardError as error:
-            actual = error.as_dict()
-        self.played.append((op, request, expected))
-        shown = {name: actual[name] for name in COMPARED if name in actual and actual[name] != "renewed"}
-        assert shown == expected, f"{op} {request}: the rules say {expected}, the guard says {shown}"
-        return expected
-
-    def fresh(self, kind: str) -> str:
-        self.number += 1
-        return f"{kind}{self.number}"
+        if hasattr(self, "pair"):
+            self.pair.close()
 
     @rule(target=calls, run=RUNS, agent=AGENTS, client=CLIENTS, tool=st.sampled_from(sorted(TOOLS)), args=ARGS, key=KEYS,
           retry=RETRIES, version=VERSIONS, usage=USAGE, reserve=RESERVE, wide=st.booleans())  # fmt: skip
@@ -147,11 +90,44 @@ class Rules(RuleBasedStateMachine):
         }  # fmt: skip
         return request if self.play("before", **request).get("action") else multiple()
 
-    @rule(target=calls, run=st.sampled_from(["r1", "r1/a"]), tool=st.sampled_from(["plain", "plain", "poll", "pay"]))
-    def again_and_again(self, run: str, tool: str) -> Any:
-        """The plain loop: few fingerprints, so that windows fill."""
-        request = {"run": run, "agent": "w", "client": "one", "call": self.fresh("c"), "tool": tool, "args": {"i": 0}}
-        return request if self.play("before", **request).get("action") else multiple()
+    @rule(target=calls, run=st.sampled_from(["r1", "r1", "r1/a"]), agent=st.sampled_from("wv"), tools=st.lists(
+          st.sampled_from(["plain", "plain", "poll", "team", "note", "seen"]), min_size=1, max_size=3), laps=st.integers(1, 3),
+          i=st.integers(0, 1), status=STATUSES, version=VERSIONS, value=VALUES, retry=RETRIES)  # fmt: skip
+    def a_loop(self, *, run: str, agent: str, tools: list[str], laps: int, i: int, status: str, version: Any, value: Any,
+               retry: Any) -> Any:  # fmt: skip
+        """Tools in a circle, each call with its result: what the guard is for."""
+        requests = []
+        for tool in tools * laps:
+            call = self.fresh("c")
+            request = {
+                "run": run,
+                "agent": agent,
+                "client": "one",
+                "call": call,
+                "tool": tool,
+                "args": {"i": i},
+                "retry": retry,
+            }
+            if self.play("before", **request).get("action") == "execute":
+                self.pair.now += 100
+                self.play("after", run=run, call=call, status=status, progress_version=version, value=value)
+            requests.append(request)
+        return multiple(*requests[-2:])
+
+    @rule(target=calls, run=RUNS, tool=st.sampled_from(["pay", "put", "refund"]), key=st.sampled_from(["k1", "k2"]), status=STATUSES,
+          committed=COMMITTED, client=CLIENTS, wide=st.booleans(), ms=st.sampled_from([0, 10, 31_000]))  # fmt: skip
+    def an_effect(
+        self, *, run: str, tool: str, key: str, status: str, committed: Any, client: str, wide: bool, ms: int
+    ) -> Any:
+        """A keyed call and its result, perhaps after its lease."""
+        request = {
+            "run": run, "agent": "w", "client": client, "call": self.fresh("c"), "tool": tool, "args": {"i": 0},
+            "idempotency_key": key, "scope": "global" if wide else None,
+        }  # fmt: skip
+        if self.play("before", **request).get("action") == "execute":
+            self.pair.now += ms
+            self.play("after", run=run, call=request["call"], status=status, side_effect_committed=committed)
+        return request
 
     @rule(request=calls, client=CLIENTS, run=st.sampled_from([None, None, None, "r2"]))
     def before_again(self, request: dict[str, Any], client: str, run: str | None) -> None:
@@ -164,10 +140,12 @@ class Rules(RuleBasedStateMachine):
         self.play("after", run=request["run"], call=request["call"], status=status, progress_version=version,
                   side_effect_committed=committed, value=value, usage=usage, retry_after_ms=retry_after_ms)  # fmt: skip
 
+    @precondition(lambda self: self.pair.number % 4 == 1)
     @rule(run=RUNS, version=VERSIONS)
     def open(self, run: str, version: Any) -> None:
         self.play("open", run=run, progress_version=version)
 
+    @precondition(lambda self: self.pair.number % 3 == 1)
     @rule(target=charges, run=RUNS, usage=USAGE, reserve=RESERVE)
     def charge(self, run: str, usage: Any, reserve: Any) -> Any:
         request = {"run": run, "op_id": self.fresh("o"), "usage": usage, "reserve": reserve}
@@ -192,6 +170,7 @@ class Rules(RuleBasedStateMachine):
         scope = "global" if tool == "refund" else None
         self.play("resolve", run=run, tool=tool, idempotency_key=key, state=state, scope=scope)
 
+    @precondition(lambda self: self.pair.number % 4 == 3)
     @rule(run=RUNS, scope=FREEZES)
     def freeze(self, run: str, scope: str) -> None:
         self.play("freeze", run=run, scope=scope)
@@ -201,42 +180,34 @@ class Rules(RuleBasedStateMachine):
     def resume(self, run: str, change: str, limits: Any) -> None:
         self.play("resume", run=run, change=change, limits=limits)
 
-    @precondition(lambda self: self.number % 5 == 4)
+    @precondition(lambda self: self.pair.number % 9 == 8)
     @rule(run=RUNS, op=st.sampled_from(["kill", "finish"]))
     def end(self, run: str, op: str) -> None:
         self.play(op, run=run, reason="framework_cap" if op == "finish" else "killed")
 
     @rule(ms=st.sampled_from([0, 1, 100, 600, 6000, 31_000]))
     def time_passes(self, ms: int) -> None:
-        self.now += ms
+        self.pair.now += ms
 
+    @precondition(lambda self: self.pair.number % 7 == 5)
     @rule()
     def scripts_are_forgotten(self) -> None:
-        self.loop.run_until_complete(self.opened.store.execute(("SCRIPT", "FLUSH")))
+        self.pair.flush_scripts()
 
     @rule()
     def another_daemon_takes_over(self) -> None:
-        """An engine has caches only: a new one goes on in the middle of a run."""
-        self.guard = Engine(self.opened.store, self.guard.context.config)
+        self.pair.another_daemon()
 
     @invariant()
     def counters_agree(self) -> None:
-        if not hasattr(self, "model"):
-            return
-        for tree in self.model.trees.values():
-            for path, run in tree.runs.items():
-                state = self.loop.run_until_complete(self.guard.reader.inspect(path, self.now))
-                counters = {name: state["counters"][name] for name in ("steps", "tokens", "held_tokens", "cost_micros")}
-                assert counters == {"steps": run.steps, "tokens": run.used["tokens"], "held_tokens": run.held["tokens"],
-                                    "cost_micros": run.used["cost_micros"]}, path  # fmt: skip
-                assert (state["status"], state["reason"]) == (run.status, run.reason), path
-                assert state["progress"]["version"] == run.version, path
+        if hasattr(self, "pair"):
+            self.pair.agree()
 
 
 def check(url: str, examples: int) -> None:
     machine = type("Rules", (Rules,), {"url": url})
     machine.TestCase.settings = settings(
-        max_examples=examples, stateful_step_count=50, deadline=None, database=None,
+        max_examples=examples, stateful_step_count=40, deadline=None, database=None,
         suppress_health_check=list(HealthCheck), print_blob=True,
     )  # fmt: skip
     machine.TestCase().runTest()

@@ -244,6 +244,8 @@ class ReferenceGuard:
             reserve = p.get("reserve")
             self.hold(chain, reserve, 1)
             said = answer("continue")
+        if known and known["first"]["action"] in ("continue", "deny"):
+            return said
         ops[p["op_id"]] = {"op": "charge", "run": p["run"], "first": said, "reserve": reserve, "settled": False}
         return said
 
@@ -285,6 +287,8 @@ class ReferenceGuard:
                 said = self.refuse(chain[-1], p["from"], "handoff_cap")
             else:
                 tree.path, tree.handoffs, said = path, tree.handoffs + 1, answer("continue")
+        if known and known["first"]["action"] in ("continue", "deny"):
+            return said
         tree.ops[p["op_id"]] = {"op": "handoff", "wanted": wanted, "first": said, "run": p["run"]}
         return said
 
@@ -301,7 +305,8 @@ class ReferenceGuard:
         return report(self, p)
 
     def resolve(self, p: dict[str, Any]) -> Answer:
-        owner = "*" if p.get("scope") == "global" else p["run"].split("/")[0]
+        is_global = "global" in (p.get("scope"), self.tools.get(p["tool"], {}).get("effect_scope"))
+        owner = "*" if is_global else p["run"].split("/")[0]
         error = self.ledger.resolve((owner, p["tool"], p["idempotency_key"]), p["state"], self.now)
         if error:
             raise Refused(error)

@@ -150,7 +150,7 @@ async def test_bad_input_is_named_and_stores_nothing(
 async def test_a_missing_parameter_is_named(name: str, make_guard: MakeGuard) -> None:
     """Each required parameter, one at a time."""
     for field in GOOD[name]:
-        if (name, field) in (("deny_rule", "tool"),):
+        if (name, field) == ("deny_rule", "tool"):
             continue
         params = {key: value for key, value in GOOD[name].items() if key != field}
         with pytest.raises(GuardError) as caught:
