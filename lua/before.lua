@@ -8,7 +8,7 @@
 -- ARGV[1]  now_ms      int?    the virtual clock; empty: the server's
 -- ARGV[2]  settings    map     run_ttl_ms, ledger_ttl_ms, trace_max, calls_max, lease_ms
 -- ARGV[3]  channel     str     where watchers listen
--- ARGV[4]  birth       map     policy, epoch, known_epoch, rules: for a run that is made now
+-- ARGV[4]  birth_record str    policy, epoch, rules: for a run that is made now
 -- ARGV[5]  limits      str     the policy's limits, for a root that is made now
 -- ARGV[6]  run         str     path
 -- ARGV[7]  call        str     call id
@@ -27,6 +27,8 @@
 -- ARGV[20] usage_map   map     model_calls, tokens, cost_micros
 -- ARGV[21] reserve     map     the same, held until the result
 -- ARGV[22] deny_rule   str     id of the deny rule that matches, may be empty
+-- ARGV[23] policy      str     the policy that the daemon judged by
+-- ARGV[24] known_epoch str     the life of the run that the caller knows, may be empty
 -- RETURNS {action, reason, name, value, ...}   or {"policy", name}: judge again under that policy
 -- ERRORS  GUARD_CALL_CONFLICT GUARD_RUN_LOST
 -- EXPIRES calls_key trace_key marks_key run_keys: run_ttl_ms; op_key: never while claimed or in doubt
@@ -49,12 +51,12 @@
 
 -- ---- Read ------------------------------------------------------------------
 local now = clock.now(now_ms)
-birth.limits = limits
+local birth = { record = birth_record, limits = limits, known_epoch = known_epoch }
 local c = chain.enter(run_keys, run, now, birth)
 if c.lost then return redis.error_reply("GUARD_RUN_LOST the store does not know this run any more") end
 if c.too_deep then return answer.say("deny", "handoff_depth", { limit = c.too_deep, observed = #run_keys - 1 }) end
 local own = c.own
-if own and own.f.policy ~= birth.policy then return { "policy", own.f.policy } end
+if own and own.f.policy ~= policy then return { "policy", own.f.policy } end
 
 local call_field = "c:" .. call
 local ids = calls.fetch(calls_key, c.root, call_field, tonumber(settings.calls_max))

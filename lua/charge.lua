@@ -6,12 +6,13 @@
 -- ARGV[1]  now_ms      int?    the virtual clock; empty: the server's
 -- ARGV[2]  settings    map     run_ttl_ms, trace_max, calls_max
 -- ARGV[3]  channel     str     where watchers listen
--- ARGV[4]  birth       map     policy, epoch, known_epoch, rules: for a run that is made now
+-- ARGV[4]  birth_record str    policy, epoch, rules: for a run that is made now
 -- ARGV[5]  limits      str     the policy's limits, for a root that is made now
 -- ARGV[6]  run         str     path
 -- ARGV[7]  op_id       str     names this charge over resends
 -- ARGV[8]  usage_map   map     model_calls, tokens, cost_micros
 -- ARGV[9]  reserve     map     the same, held until settled
+-- ARGV[10] known_epoch str     the life of the run that the caller knows, may be empty
 -- RETURNS {action, reason, name, value, ...}
 -- ERRORS  GUARD_CALL_CONFLICT GUARD_RUN_LOST
 -- EXPIRES calls_key trace_key run_keys: run_ttl_ms
@@ -29,7 +30,7 @@
 
 -- ---- Read ------------------------------------------------------------------
 local now = clock.now(now_ms)
-birth.limits = limits
+local birth = { record = birth_record, limits = limits, known_epoch = known_epoch }
 local c = chain.enter(run_keys, run, now, birth)
 if c.lost then return redis.error_reply("GUARD_RUN_LOST the store does not know this run any more") end
 if c.too_deep then return answer.say("deny", "handoff_depth", { limit = c.too_deep, observed = #run_keys - 1 }) end

@@ -5,11 +5,12 @@
 -- ARGV[1]  now_ms      int?    the virtual clock; empty: the server's
 -- ARGV[2]  settings    map     run_ttl_ms, trace_max
 -- ARGV[3]  channel     str     where watchers listen
--- ARGV[4]  birth       map     policy, epoch, known_epoch, rules: for a run that is made now
+-- ARGV[4]  birth_record str    policy, epoch, rules: for a run that is made now
 -- ARGV[5]  limits      str     the policy's limits, for a root that is made now
 -- ARGV[6]  run         str     path
 -- ARGV[7]  scope       str     comma list of retries, handoffs, subruns, effects, all
 -- ARGV[8]  note        str     for the trace, may be empty
+-- ARGV[9] known_epoch str     the life of the run that the caller knows, may be empty
 -- RETURNS {action, reason, name, value, ...}
 -- ERRORS  GUARD_RUN_LOST
 -- EXPIRES trace_key run_keys: run_ttl_ms
@@ -23,7 +24,7 @@
 --@bind
 
 local now = clock.now(now_ms)
-birth.limits, birth.always = limits, true
+local birth = { record = birth_record, limits = limits, known_epoch = known_epoch, always = true }
 local c = chain.enter(run_keys, run, now, birth)
 if c.lost then return redis.error_reply("GUARD_RUN_LOST the store does not know this run any more") end
 if c.too_deep then return answer.say("deny", "handoff_depth", { limit = c.too_deep, observed = #run_keys - 1 }) end

@@ -5,7 +5,7 @@
 -- ARGV[1]  now_ms      int?    the virtual clock; empty: the server's
 -- ARGV[2]  settings    map     run_ttl_ms, trace_max
 -- ARGV[3]  channel     str     where watchers listen
--- ARGV[4]  birth       map     policy, epoch, known_epoch, rules: for a run that is made now
+-- ARGV[4]  birth_record str    policy, epoch, rules: for a run that is made now
 -- ARGV[5]  defaults    str     the policy's limits, for a root that is made now
 -- ARGV[6]  run         str     path
 -- ARGV[7]  policy      str     named by the caller, may be empty
@@ -15,6 +15,7 @@
 -- ARGV[11] version     int?    progress version to resume from
 -- ARGV[12] labels      str     for search, may be empty
 -- ARGV[13] tools       str     tools the agent has, may be empty
+-- ARGV[14] known_epoch str     the life of the run that the caller knows, may be empty
 -- RETURNS {action, reason, name, value, ...}
 -- ERRORS  GUARD_RUN_LOST GUARD_NOT_ALLOWED
 -- EXPIRES trace_key run_keys: run_ttl_ms
@@ -33,7 +34,7 @@
 
 -- ---- Read ------------------------------------------------------------------
 local now = clock.now(now_ms)
-birth.limits = defaults
+local birth = { record = birth_record, limits = defaults, known_epoch = known_epoch }
 local c = chain.enter(run_keys, run, now, birth)
 if c.lost then return redis.error_reply("GUARD_RUN_LOST the store does not know this run any more") end
 if c.too_deep then return answer.say("deny", "handoff_depth", { limit = c.too_deep, observed = #run_keys - 1 }) end

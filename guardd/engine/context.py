@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from guardd.engine.config import EngineConfig
 from guardd.engine.link import Link
@@ -15,7 +14,7 @@ from guardd.model.answers import Answer
 from guardd.model.limits import Policy
 from guardd.model.reasons import hint
 from guardd.protocol.operations import RunParams
-from guardd.scripts.stubs import Invocation, Map, packed
+from guardd.scripts.stubs import Invocation, packed
 
 _CACHED_MAX = 65_536
 _LISTED_MS = 60_000
@@ -76,18 +75,17 @@ class Context:
 
     # ---- Requests --------------------------------------------------------------
 
-    def birth(self, policy: str, request: RunParams) -> Map:
+    def birth(self, policy: str) -> str:
         """What a run is made with, should this request make one."""
-        return Map(
-            f"policy={policy} epoch={secrets.token_hex(6)} rules={self._rules} known_epoch={quote(request.epoch or '')}"
-        )
+        return f"policy={policy} epoch={secrets.token_hex(6)} rules={self._rules}"
 
     def for_run(self, request: RunParams) -> dict[str, Any]:
         """What every script takes that may make runs."""
         policy = self.policy_name(request.run)
         return {
             **self.for_known_run(request),
-            "birth": self.birth(policy, request),
+            "birth_record": self.birth(policy),
+            "known_epoch": request.epoch or "",
             "limits": self.policy_text(policy),
         }
 

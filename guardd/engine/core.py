@@ -95,7 +95,8 @@ class Engine:
         reply = await self.context.ask(
             stubs.open_run(
                 **self.context.for_known_run(request),
-                birth=self.context.birth(policy, request),
+                birth_record=self.context.birth(policy),
+                known_epoch=request.epoch or "",
                 defaults=self.context.policy_text(policy),
                 policy=request.policy or "",
                 named=named,

@@ -66,7 +66,7 @@ class Script:
     @property
     def makes_runs(self) -> bool:
         """True when the script makes runs that are missing: it is told what to make them with."""
-        return any(slot.name == "birth" for slot in self.args)
+        return any(slot.name == "birth_record" for slot in self.args)
 
     def locate(self, line: int) -> str:
         """`file:line` of a line number in a server's error message, counted from 1 without the shebang line."""

@@ -79,7 +79,7 @@ def open_run(
     now_ms: int | None,
     settings: Map,
     channel: str,
-    birth: Map,
+    birth_record: str,
     defaults: str,
     run: str,
     policy: str,
@@ -89,6 +89,7 @@ def open_run(
     version: int | None,
     labels: str,
     tools: str,
+    known_epoch: str,
 ) -> None:
     """Make a run known, with its policy, limits and baseline (SPEC 2.10)."""
 
@@ -104,7 +105,7 @@ def before(
     now_ms: int | None,
     settings: Map,
     channel: str,
-    birth: Map,
+    birth_record: str,
     limits: str,
     run: str,
     call: str,
@@ -123,6 +124,8 @@ def before(
     usage_map: Map,
     reserve: Map,
     deny_rule: str,
+    policy: str,
+    known_epoch: str,
 ) -> None:
     """May this call run now? The rules of SPEC 2.2, in their order."""
 
@@ -186,12 +189,13 @@ def charge(
     now_ms: int | None,
     settings: Map,
     channel: str,
-    birth: Map,
+    birth_record: str,
     limits: str,
     run: str,
     op_id: str,
     usage_map: Map,
     reserve: Map,
+    known_epoch: str,
 ) -> None:
     """Count or reserve the usage of a model call, before it is made (SPEC 2.10)."""
 
@@ -222,13 +226,14 @@ def handoff(
     now_ms: int | None,
     settings: Map,
     channel: str,
-    birth: Map,
+    birth_record: str,
     limits: str,
     run: str,
     op_id: str,
     giver: str,
     receiver: str,
     state: str,
+    known_epoch: str,
 ) -> None:
     """Control goes from one agent to another; circles are refused (SPEC 2.7)."""
 
@@ -241,11 +246,12 @@ def checkpoint(
     now_ms: int | None,
     settings: Map,
     channel: str,
-    birth: Map,
+    birth_record: str,
     limits: str,
     run: str,
     version: int,
     ref: str,
+    known_epoch: str,
 ) -> None:
     """The last safe point of a run, for the envelope (SPEC 2.9)."""
 
@@ -258,12 +264,13 @@ def stop(
     now_ms: int | None,
     settings: Map,
     channel: str,
-    birth: Map,
+    birth_record: str,
     limits: str,
     run: str,
     ended_by: str,
     why: str,
     note: str,
+    known_epoch: str,
 ) -> None:
     """End a run from outside, by a kill or a finish (SPEC 2.8)."""
 
@@ -276,11 +283,12 @@ def freeze(
     now_ms: int | None,
     settings: Map,
     channel: str,
-    birth: Map,
+    birth_record: str,
     limits: str,
     run: str,
     scope: str,
     note: str,
+    known_epoch: str,
 ) -> None:
     """Hold a run for a while; the scopes replace those before (SPEC 2.8)."""
 

@@ -44,13 +44,14 @@ end
 
 local function make(c, run, parent, outer_ms, birth)
   hash.set(run, "status", "running")
-  hash.set(run, "policy", parent and parent.f.policy or birth.policy)
+  local given = pack.parse(birth.record)
+  hash.set(run, "policy", parent and parent.f.policy or given.policy)
   hash.set(run, "limits", parent and parent.f.limits or birth.limits)
-  hash.set(run, "epoch", birth.epoch)
+  hash.set(run, "epoch", given.epoch)
   hash.set(run, "steps", "0")
   hash.set(run, "started_ms", c.now)
   hash.set(run, "begun", outer_ms)
-  if not parent then hash.set(run, "rules", birth.rules) end
+  if not parent then hash.set(run, "rules", given.rules) end
   c.made = true
 end
 
@@ -76,7 +77,7 @@ end
 
 -- Reads the chain and makes what is missing.
 --   keys   run keys, root first      path   the run's path
---   birth  {policy, limits, epoch, known_epoch, rules, always}, or nil: makes nothing;
+--   birth  {record, limits, known_epoch, always}, or nil: makes nothing; record is packed: policy, epoch, rules;
 --          always: also under a freeze of new sub-runs (a kill must reach what is not there yet)
 -- Returns c: runs (those that exist), own (nil: not made), too_deep (the
 -- limit), withheld (true: a freeze of new sub-runs), lost (true: run_lost).
@@ -90,8 +91,9 @@ function chain.enter(keys, path, now, birth)
     read[i] = hash.read(keys[i])
     read[i].path = at
     if i == 1 then
-      local limits = pack.parse(read[1].f.limits or (birth and birth.limits))
-      local depth_max = tonumber(limits.max_depth or "")
+      -- Most runs are roots, and a root is never too deep.
+      local text = #keys > 1 and (read[1].f.limits or birth and birth.limits)
+      local depth_max = text and tonumber(string.match(text, "max_depth=(%d+)") or "")
       if depth_max and #keys - 1 > depth_max then
         c.too_deep = depth_max
         return c
@@ -99,7 +101,8 @@ function chain.enter(keys, path, now, birth)
     end
   end
   c.root = read[1]
-  if birth and birth.known_epoch ~= "" and read[#keys].f.epoch ~= birth.known_epoch then
+  local known_epoch = birth and birth.known_epoch or ""
+  if known_epoch ~= "" and read[#keys].f.epoch ~= known_epoch then
     c.lost = true
     return c
   end

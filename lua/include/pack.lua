@@ -6,7 +6,8 @@ local pack = {}
 
 function pack.parse(text)
   local record = {}
-  for name, value in string.gmatch(text or "", "([%w_]+)=(%S*)") do
+  if not text or text == "" then return record end
+  for name, value in string.gmatch(text, "([%w_]+)=(%S*)") do
     record[name] = value
   end
   return record

@@ -17,7 +17,8 @@ function trace.add(key, settings, now, fields)
   local trace_max = tonumber(settings.trace_max or "0")
   if trace_max == 0 then return end
   local flat = { "ms", num.text(now) }
-  for _, name in ipairs(ORDER) do
+  for i = 1, #ORDER do
+    local name = ORDER[i]
     local value = fields[name]
     if value and value ~= "" then
       flat[#flat + 1], flat[#flat + 2] = name, value

@@ -14,6 +14,7 @@ local AMOUNTS = {
 }
 
 function usage.charge(c, used)
+  if next(used) == nil then return end
   for _, run in ipairs(c.runs) do
     for _, amount in ipairs(AMOUNTS) do
       hash.add(run, amount[1], num.of(used[amount[1]]))
@@ -56,6 +57,7 @@ end
 -- A reservation that does not fit beside used and held, of any run of the
 -- chain: returns reason, limit, observed; nil: it fits.
 function usage.unfit(c, reserve)
+  if next(reserve) == nil then return nil end
   for i = #c.runs, 1, -1 do
     local run = c.runs[i]
     local limits = chain.limits(c, run)
