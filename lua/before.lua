@@ -103,11 +103,15 @@ local function say(action, reason, extras, remember, record)
     calls.set(ids, call_field, record)
   elseif remember == "said" and not known then
     calls.remember(ids, c.root, call_field, {
-      state = "said", run = run, client = client, fp = fp, key = key_ref, first = action, reason = reason,
+      -- A deny rule's refusal is not remembered: the same id is judged again (SPEC 2.8).
+      state = "said", run = run, client = client, fp = fp, key = key_ref,
+      first = extras.deny_rule and "wait" or action, reason = reason,
       limit = extras.limit, observed = extras.observed, steps = extras.steps,
+      counted = action == "replay" and "1" or nil,
     })
   elseif remember == "said" and is_mine and known.state == "said" then
-    known.first, known.reason = action, reason
+    known.first, known.reason = extras.deny_rule and "wait" or action, reason
+    if action == "replay" then known.counted = "1" end
     known.limit, known.observed, known.steps = extras.limit, extras.observed, extras.steps
     calls.set(ids, call_field, known)
   end
@@ -156,7 +160,6 @@ local function replay_or_loop()
     value = op.f.value, value_digest = op.f.value_digest, value_bytes = op.f.value_bytes,
     truncated = op.f.truncated, operation_id = op.f.operation_id,
   }
-  if known and known.state == "said" then known.counted = "1" end
   return say("replay", "already_committed", extras, "said")
 end
 
@@ -174,9 +177,8 @@ end
 
 -- ---- 1 and 2: usage; an ended run; a deny rule -----------------------------
 if not known then usage.charge(c, usage_map) end
-local has_usage = not known and next(usage_map) ~= nil
 local reason = chain.ended(c)
-if reason then return say("stop", reason, {}, has_usage and "said" or nil) end
+if reason then return say("stop", reason, {}, "said") end
 if deny_rule ~= "" then return say("deny", "policy_blocked", { deny_rule = deny_rule }, "said") end
 
 -- ---- 3: frozen, or waiting for a human --------------------------------------
@@ -199,8 +201,7 @@ end
 local capped, cap_reason, cap, seen = usage.capped(c, true)
 if capped and not observed("stop", cap_reason) then
   chain.finish(c, capped, cap_reason, "cap", with_call({ rule = cap_reason, limit = num.text(cap), observed = num.text(seen) }))
-  return say("stop", chain.ended(c), { limit = num.text(cap), observed = num.text(seen), ended_run = capped.path },
-    has_usage and "said" or nil)
+  return say("stop", chain.ended(c), { limit = num.text(cap), observed = num.text(seen), ended_run = capped.path }, "said")
 end
 cap_reason, cap, seen = usage.unfit(c, reserve)
 if cap_reason and not observed("deny", cap_reason) then

@@ -61,7 +61,7 @@ if own and own.f.opened ~= "1" and action ~= "stop" then
   if labels ~= "" then hash.set(own, "labels", labels) end
 end
 if own and tools ~= "" then hash.set(own, "tools", tools) end
-if own and version then
+if own and version and action == "continue" then
   if own.f.reports ~= "1" and hash.int(own, "progress_version") == 0 then
     hash.set(own, "reports", "1")
     if version > 0 then

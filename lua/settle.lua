@@ -33,7 +33,10 @@ if not known or known.run ~= run or known.tool ~= "charge" or known.first ~= "co
   return redis.error_reply("GUARD_UNKNOWN_OPERATION no charge of this op_id was granted in this run field=op_id")
 end
 local action, reason = chain.state(c)
-if known.state == "done" then return answer.say(action, reason, answer.run(c, {})) end
+if known.settled then
+  local first, why = string.match(known.settled, "^(%w+):?(.*)$")
+  return answer.say(first, why, answer.run(c, {}))
+end
 
 -- ---- Write -----------------------------------------------------------------
 usage.charge(c, usage_map)
@@ -42,7 +45,8 @@ trace.add(trace_key, settings, now, {
   op = "settle", run = run, call = op_id, tokens = usage_map.tokens, model_calls = usage_map.model_calls,
   cost_micros = usage_map.cost_micros, action = action, reason = reason,
 })
-local record = { state = "done", run = run, tool = "charge", first = "continue", slot = known.slot }
+local record = { state = "done", run = run, tool = "charge", first = "continue", slot = known.slot,
+  settled = action .. (reason ~= "" and ":" .. reason or "") }
 if record.slot then calls.set(ids, op_field, record) else calls.remember(ids, c.root, op_field, record) end
 hash.write(ids, settings.run_ttl_ms)
 chain.write(c, settings.run_ttl_ms, channel)

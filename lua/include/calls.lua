@@ -13,7 +13,7 @@ local calls = {}
 local ORDER = {
   "state", "run", "client", "fp", "key", "first", "reason", "limit", "observed", "steps", "counted",
   "tool", "target", "agent", "scope", "op", "step", "round", "retry", "started",
-  "model_calls", "tokens", "cost_micros", "claim", "slot",
+  "model_calls", "tokens", "cost_micros", "claim", "settled", "slot",
 }
 
 -- Reads the fields a script needs in one go: the id and the ring's next slot.

@@ -39,7 +39,7 @@ class Pair:
             policies={"reference": policy}, default_policy="reference", tools=ToolRules(TOOLS),
             prefix=f"p{secrets.token_hex(6)}", virtual_clock=True,
         )  # fmt: skip
-        self.model = ReferenceGuard(dict(policy.limits), TOOLS, set(REFERENCE.volatile_args))
+        self.model = ReferenceGuard(limits, TOOLS, None)
         self.now = 1000
         self._number = 0
         self.another_daemon()
@@ -69,7 +69,7 @@ class Pair:
         }
         if request.get("value") is ...:
             del request["value"]
-        expected = self.model.call(op, request)
+        expected = self.model.call(op, request, self.now)
         try:
             actual = self.loop.run_until_complete(self.guard.call(op, request)).as_dict()  # type: ignore[union-attr]
         except GuardError as error:
@@ -80,16 +80,19 @@ class Pair:
 
     def agree(self) -> None:
         """Counters, status and version of every run are those of the model."""
-        for tree in self.model.trees.values():
-            for path, run in tree.runs.items():
-                state = self.loop.run_until_complete(self.guard.reader.inspect(path, self.now))
-                counters = {name: state["counters"][name] for name in ("steps", "tokens", "held_tokens", "cost_micros")}
-                assert counters == {
-                    "steps": run.steps, "tokens": run.used["tokens"], "held_tokens": run.held["tokens"],
-                    "cost_micros": run.used["cost_micros"],
-                }, path  # fmt: skip
-                assert (state["status"], state["reason"]) == (run.status, run.reason), path
-                assert state["progress"]["version"] == run.version, path
+        for path, run in self.model.runs.items():
+            state = self.loop.run_until_complete(self.guard.reader.inspect(path, self.now))
+            counters = state["counters"]
+            actual = (
+                counters["steps"], counters["tokens"], counters["held_tokens"], counters["cost_micros"],
+                state["status"], state["reason"], state["progress"]["version"],
+            )  # fmt: skip
+            status = "ended" if run.reason else "waiting" if run.human else "running"
+            expected = (
+                run.steps, run.used.get("tokens", 0), run.held.get("tokens", 0), run.used.get("cost_micros", 0),
+                status, run.reason or "", run.version or 0,
+            )  # fmt: skip
+            assert actual == expected, f"{path}: the rules say {expected}, the guard says {actual}"
 
     def close(self) -> None:
         """Removes the keys and closes the connection."""
