@@ -49,7 +49,8 @@ class Server:
         path = folder / "s.sock"
         command: Sequence[str] = (
             str(binary or find_server()), "--port", "0", "--unixsocket", str(path), "--unixsocketperm", "600",
-            "--save", "", "--dir", str(folder), "--hash-max-listpack-value", "1024", *options,
+            "--save", "", "--dir", str(folder), "--hash-max-listpack-value", "1024",
+            "--hash-max-listpack-entries", "64", *options,
         )  # fmt: skip
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         server = cls(process, path, folder)

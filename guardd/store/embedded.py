@@ -63,7 +63,7 @@ client-output-buffer-limit pubsub 8mb 2mb 10
 timeout 0
 tcp-keepalive 60
 hash-max-listpack-value 1024
-hash-max-listpack-entries 512
+hash-max-listpack-entries 64
 proc-title-template "{{title}} {token}"
 """
 

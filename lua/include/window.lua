@@ -61,19 +61,27 @@ function window.cycle(entries, fp, period_max)
   return nil
 end
 
--- The window with the new entry. Keeps the newest `span` entries, and older
--- ones of the history as far as the longest cycle needs them.
-function window.push(entries, step, fp, exempt, span, period_max)
-  entries[#entries + 1] = { step = step, fp = fp, exempt = exempt }
+-- The window with the new entry, as text. Keeps the newest `span` entries, and
+-- older ones of the history as far as the longest cycle needs them. Entries are
+-- only taken apart once the text is twice as long as it needs to be: what is
+-- beyond the span is never looked at, so when it goes makes no difference.
+function window.push(text, step, fp, exempt, span, period_max)
+  local entry = step .. (exempt and "~" or ":") .. fp
+  if text ~= "" then text = text .. " " .. entry else text = entry end
+  if #text <= 2 * (span + 2 * period_max) * (#entry + 1) then return text end
+  local entries = window.parse(text)
   local kept, history = {}, 0
   for i = #entries, 1, -1 do
     local needed = not entries[i].exempt and history < 2 * period_max - 1
     if #entries - i < span or needed then
-      table.insert(kept, 1, entries[i])
+      kept[#kept + 1] = entries[i]
       if not entries[i].exempt then history = history + 1 end
     end
   end
-  return kept
+  for i = 1, math.floor(#kept / 2) do
+    kept[i], kept[#kept + 1 - i] = kept[#kept + 1 - i], kept[i]
+  end
+  return window.format(kept)
 end
 
 return window

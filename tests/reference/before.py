@@ -74,7 +74,7 @@ class Before(Progress):
 
     def volatile_members(self, path: str, rule: Rule) -> set[str]:
         """The policy's list (or the one that replaces it) and the rule's, less what the rule keeps."""
-        root = self.runs.get(path.split("/")[0])
+        root = self.runs.get(path.split("/", maxsplit=1)[0])
         listed = VOLATILE[root.policy if root else self.policy] if self.volatile is None else self.volatile
         return (set(listed) | set(rule.get("volatile_args", []))) - set(rule.get("keep_args", []))
 

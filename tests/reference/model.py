@@ -186,7 +186,7 @@ class ReferenceGuard(Operations):
         """The operator has looked at the outside system (SPEC 2.6). No run is made."""
         if asks.get("state") not in ("committed", "not_executed"):
             raise Misuse("bad_argument")
-        family = self.find(asks["run"])
+        self.find(asks["run"])
         tool = tool_name(asks["tool"], self.tools)
         key = self.record_name(asks, tool, tool_rule(tool, self.tools), asks["idempotency_key"])
         self.effects.resolve(key, asks["state"], self.now)
