@@ -117,8 +117,9 @@ def _show(step: Step) -> None:
     answer = step.answer
     said = answer.get("error") or " ".join(filter(None, (answer.get("action"), answer.get("reason"))))
     evidence = answer.get("evidence") or {}
-    if "limit" in evidence:
-        said += f"  [{evidence.get('observed', '?')} of {evidence['limit']}"
+    if "limit" in evidence or "steps" in evidence:
+        seen, limit = evidence.get("observed", "?"), evidence.get("limit", "?")
+        said += f"  [period {seen}" if answer.get("reason") == "short_cycle" else f"  [{seen} of {limit}"
         said += f", steps {', '.join(map(str, evidence['steps']))}]" if "steps" in evidence else "]"
     mark = "!" if step.differs else " "
     print(f"{mark}{step.at_ms:>8} ms  {p.get('run', ''):<8} {asked:<64} -> {said}")

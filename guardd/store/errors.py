@@ -34,9 +34,24 @@ UNAVAILABLE: dict[str, str] = {
 }
 """First word of an error reply -> what it means and what to do."""
 
+# The driver takes the first word off the errors that it has a class for.
+_CLASSES: tuple[tuple[type[Exception], str], ...] = (
+    (driver.NoScriptError, "NOSCRIPT"),
+    (driver.BusyLoadingError, "LOADING"),
+    (driver.ReadOnlyError, "READONLY"),
+    (driver.OutOfMemoryError, "OOM"),
+    (driver.NoPermissionError, "NOPERM"),
+    (driver.ClusterDownError, "CLUSTERDOWN"),
+    (driver.MasterDownError, "MASTERDOWN"),
+    (driver.TryAgainError, "TRYAGAIN"),
+    (driver.MovedError, "MOVED"),
+    (driver.AskError, "ASK"),
+    (driver.ClusterCrossSlotError, "CROSSSLOT"),
+    (driver.AuthenticationError, "WRONGPASS"),
+)
+
 _GUARD = re.compile(r"GUARD_([A-Z_]+) (.*)", re.DOTALL)
 _FACT = re.compile(r" (field|value|limit)=(\S+)")
-_WORD = re.compile(r"^(?:ERR )?(?:Error running script.*?: )?(?:@\S+: )?-?([A-Z]{3,})\b")
 
 
 def map_error(error: BaseException, *, where: str) -> GuardError:
@@ -49,16 +64,11 @@ def map_error(error: BaseException, *, where: str) -> GuardError:
     text = str(error)
     if found := _GUARD.search(text):
         return _from_script(found[1], found[2])
-    if isinstance(error, driver.ResponseError | driver.AuthenticationError):
-        word = next((word for word in UNAVAILABLE if re.search(rf"\b{word}\b", text)), "")
-        if isinstance(error, driver.NoScriptError):
-            word = "NOSCRIPT"
-        if isinstance(error, driver.BusyLoadingError):
-            word = "LOADING"
-        if isinstance(error, driver.ReadOnlyError):
-            word = "READONLY"
-        if isinstance(error, driver.OutOfMemoryError):
-            word = "OOM"
+    if isinstance(error, driver.ResponseError | driver.AuthenticationError) or "username-password" in text:
+        word = next((word for kind, word in _CLASSES if isinstance(error, kind)), "")
+        if "username-password" in text:
+            word = "WRONGPASS"
+        word = word or next((word for word in UNAVAILABLE if re.search(rf"\b{word}\b", text)), "")
         if word:
             return StoreUnavailable(f"{word}: {UNAVAILABLE[word]} ({where})", field="store", value=word)
         return StoreUnavailable(f"the server answered {where} with an error: {_first_line(text)}", field="store")
