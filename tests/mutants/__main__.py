@@ -1,4 +1,4 @@
-"""`python -m tests.mutants`: applies each mutant to a copy of the project and names the test that catches it.
+"""`python -m tests.mutants [NAME…]`: applies each mutant to a copy of the project and names the test that catches it.
 
 A mutant is one change of one line, written as a patch file beside this one:
 `NAME.patch`, made by hand, its first line says which rule it breaks and which
@@ -56,7 +56,8 @@ def run_one(patch: Path) -> tuple[str, str, str]:
 
 def main() -> int:
     """Runs all mutants, two at a time, and prints a table."""
-    patches = sorted(Path(__file__).parent.glob("*.patch"))
+    wanted = sys.argv[1:] or ["*"]
+    patches = sorted({path for name in wanted for path in Path(__file__).parent.glob(f"{name}.patch")})
     survivors = 0
     with ThreadPoolExecutor(2) as pool:
         for name, rule, outcome in pool.map(run_one, patches):
