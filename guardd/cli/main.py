@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from guardd import __version__
-from guardd.cli import replay
+from guardd.cli import replay, serve
 from guardd.model.errors import BadArgument, GuardError, StoreRefused, StoreUnavailable
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE = 0, 1, 2, 3
@@ -25,6 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="guardd", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve.add_commands(commands)
     replay.add_command(commands)
     version = commands.add_parser("version", help="print the version")
     version.add_argument("--json", action="store_true")
