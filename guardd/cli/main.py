@@ -12,8 +12,10 @@ import json
 import sys
 from collections.abc import Sequence
 
+from guardd_client import GuardRequestError, GuardUnavailable
+
 from guardd import __version__
-from guardd.cli import replay, serve
+from guardd.cli import control, demo, replay, serve
 from guardd.model.errors import BadArgument, GuardError, StoreRefused, StoreUnavailable
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE = 0, 1, 2, 3
@@ -26,6 +28,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve.add_commands(commands)
+    control.add_commands(commands)
+    demo.add_command(commands)
     replay.add_command(commands)
     version = commands.add_parser("version", help="print the version")
     version.add_argument("--json", action="store_true")
@@ -54,6 +58,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, StoreUnavailable | StoreRefused):
             return EXIT_UNAVAILABLE
         return EXIT_USAGE if isinstance(error, BadArgument) else EXIT_FAILED
+    except GuardRequestError as error:
+        control.print_request_error(error, as_json=getattr(arguments, "json", False))
+        return EXIT_FAILED
+    except GuardUnavailable as error:
+        print(
+            f"guardd: {error}\n  start a daemon with: guardd serve   or name one with --url or GUARDD_URL",
+            file=sys.stderr,
+        )
+        return EXIT_UNAVAILABLE
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
