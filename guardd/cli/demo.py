@@ -78,10 +78,11 @@ class Demo:
 
     async def start_daemon(self) -> None:
         """`guardd serve`, on an embedded store."""
-        daemon = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "guardd.cli.main", "serve", "--listen", self.url, "--state-dir", str(self.folder / "state"),
-            stderr=(self.folder / "daemon.log").open("wb"),
-        )  # fmt: skip
+        with (self.folder / "daemon.log").open("wb") as log:
+            daemon = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "guardd.cli.main", "serve", "--listen", self.url,
+                "--state-dir", str(self.folder / "state"), stderr=log,
+            )  # fmt: skip
         self.processes.append(daemon)
         async with AsyncGuard(self.url, deadline_ms=30_000) as guard:
             await guard.call("runs", {})

@@ -32,17 +32,17 @@ class ReplayDaemon:
 
     async def __aenter__(self) -> ReplayDaemon:
         self._file.write_text("{}", encoding="utf-8")
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "guardd.cli.main", "serve", "--listen", self.url, "--store", self._store,
-            "--state-dir", str(self._folder / "state"), "--config", str(self._file), "--virtual-clock",
-            stderr=(self._folder / "daemon.log").open("ab"),
-        )  # fmt: skip
+        with (self._folder / "daemon.log").open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "guardd.cli.main", "serve", "--listen", self.url, "--store", self._store,
+                "--state-dir", str(self._folder / "state"), "--config", str(self._file), "--virtual-clock", stderr=log,
+            )  # fmt: skip
         async with AsyncGuard(self.url, deadline_ms=READY_DEADLINE_MS) as guard:
             try:
                 await guard.call("runs", {})
             except GuardUnavailable as error:
-                log = (self._folder / "daemon.log").read_text(encoding="utf-8")
-                raise StoreUnavailable(f"the daemon did not start: {log[-500:] or error}", field="daemon") from error
+                said = (self._folder / "daemon.log").read_text(encoding="utf-8")
+                raise StoreUnavailable(f"the daemon did not start: {said[-500:] or error}", field="daemon") from error
         return self
 
     async def __aexit__(self, *_: object) -> None:
