@@ -1,5 +1,7 @@
 """`guardd`: every command, and the exit codes they share.
 
+exit codes
+
 0  done          1  a check failed (a scenario differs, a call was refused)
 2  bad usage     3  the store or the daemon is out of reach
 """
@@ -7,15 +9,15 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 from collections.abc import Sequence
 
+import uvloop
 from guardd_client import GuardRequestError, GuardUnavailable
 
 from guardd import __version__
-from guardd.cli import control, demo, replay, serve
+from guardd.cli import control, demo, replay, serve, wrap
 from guardd.model.errors import BadArgument, GuardError, StoreRefused, StoreUnavailable
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE = 0, 1, 2, 3
@@ -29,6 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve.add_commands(commands)
     control.add_commands(commands)
+    wrap.add_commands(commands)
     demo.add_command(commands)
     replay.add_command(commands)
     version = commands.add_parser("version", help="print the version")
@@ -46,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     arguments = build_parser().parse_args(argv)
     try:
-        code: int = asyncio.run(arguments.handler(arguments))
+        code: int = uvloop.run(arguments.handler(arguments))
         return code
     except GuardError as error:
         shown = error.as_dict()

@@ -231,24 +231,28 @@ async def test_rules_are_reloaded_on_sighup_and_bad_ones_are_refused(
 
 async def test_two_daemons_on_one_store_are_one_guard(embedded: Server, prefix: str) -> None:
     """A run is asked here and reported there; a kill at one reaches watchers of the other."""
-    async with daemon(embedded.url, prefix) as one, daemon(embedded.url, prefix) as two:
-        async with AsyncGuard(one.url) as here, AsyncGuard(two.url) as there:
-            run = here.run("r", limits={"max_steps": 2})
-            answer = await run.before("pay", idempotency_key="k")
-            elsewhere = there.run("r")
-            await elsewhere.open()
-            assert (await elsewhere.before("pay", idempotency_key="k")).reason == "in_flight"
-            assert (await elsewhere.after(answer["call"], "progress", value=5)).action == "continue"
-            assert (await run.before("pay", idempotency_key="k")).value == 5
-            await here.call("deny_rule", {"id": "inc", "tool": "mail.*"})
-            for attempt in range(300):
-                if (await there.run(f"d{attempt}").before("mail.send")).reason == "policy_blocked":
-                    break
-                await asyncio.sleep(0.01)
-            else:
-                pytest.fail("the deny rule did not reach the other daemon")
-            await here.call("kill", {"run": "r", "reason": "incident_stop"})
-            await asyncio.wait_for(elsewhere.cancelled.wait(), 5)
+    async with (
+        daemon(embedded.url, prefix) as one,
+        daemon(embedded.url, prefix) as two,
+        AsyncGuard(one.url) as here,
+        AsyncGuard(two.url) as there,
+    ):
+        run = here.run("r", limits={"max_steps": 2})
+        answer = await run.before("pay", idempotency_key="k")
+        elsewhere = there.run("r")
+        await elsewhere.open()
+        assert (await elsewhere.before("pay", idempotency_key="k")).reason == "in_flight"
+        assert (await elsewhere.after(answer["call"], "progress", value=5)).action == "continue"
+        assert (await run.before("pay", idempotency_key="k")).value == 5
+        await here.call("deny_rule", {"id": "inc", "tool": "mail.*"})
+        for attempt in range(300):
+            if (await there.run(f"d{attempt}").before("mail.send")).reason == "policy_blocked":
+                break
+            await asyncio.sleep(0.01)
+        else:
+            pytest.fail("the deny rule did not reach the other daemon")
+        await here.call("kill", {"run": "r", "reason": "incident_stop"})
+        await asyncio.wait_for(elsewhere.cancelled.wait(), 5)
 
 
 async def test_a_second_daemon_on_one_socket_or_state_directory_is_refused(embedded: Server, prefix: str) -> None:
