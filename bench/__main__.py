@@ -106,7 +106,7 @@ def benchmark_rate(store_socket: str, sent: Any) -> float | None:
             [tool, "-s", store_socket, "-P", "16", "-c", "16", "-n", "20000", "-r", "1000000000", "--csv", "EVALSHA", sha, str(len(keys)), *keys, *shown],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
-        rates.append(float(done.stdout.splitlines()[-1].split('","')[1]))
+        rates.append(float(done.stdout.splitlines()[-1].rsplit('","', 7)[1]))
     return 2 / sum(1 / rate for rate in rates)
 
 

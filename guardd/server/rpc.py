@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import structlog
 from guardd_client.wire import NOTIFICATION, REQUEST, RESPONSE, Decoder, WireError, encode
@@ -135,12 +135,11 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
+        self._transport = writable = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        writable.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
         if self._server.is_draining or len(self._server.connections) >= self._server.settings.connections_max:
             log.warning("connection.refused", connections=len(self._server.connections))
-            transport.abort()
+            writable.abort()
             return
         self._server.connections.add(self)
         self._expect(HELLO_TIMEOUT_S, "no hello")
