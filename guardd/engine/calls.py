@@ -67,7 +67,7 @@ class Calls:
                 birth_record=self.context.birth(policy_name),
                 policy=policy_name,
                 known_epoch=request.epoch or "",
-                limits=policy.text(),
+                limits=self.context.policy_text(policy_name),
                 run=run,
                 call=request.call,
                 client=client,

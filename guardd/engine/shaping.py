@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from jsonschema import exceptions as schema_exceptions
 from jsonschema.validators import validator_for
@@ -25,8 +24,7 @@ _ORDER_DIGITS = 40
 _ORDER_PLACES = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Effect:
+class Effect(NamedTuple):
     """A ledger record's name. scope: run | global. digest: of root (or *), tool and key."""
 
     key: str
@@ -35,8 +33,7 @@ class Effect:
     provider_key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Shaped:
+class Shaped(NamedTuple):
     """A call as the scripts compare it."""
 
     fingerprint: str
@@ -70,7 +67,7 @@ class Shaper:
     def _trace_args(self, value: Any, text: str, rule: ToolRule) -> str:
         if not self._config.trace_max:
             return ""
-        if not self._config.trace_originals:
+        if not self._config.trace_originals and (rule.redact or redaction.may_hold_secrets(text)):
             cleaned = redaction.redact(value, key=self._config.redact_key, names=frozenset(rule.redact))
             if cleaned is not value:
                 text = canonical.canonical_json(cleaned)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, NewType, get_type_hints
+from typing import Any, NamedTuple, NewType, get_type_hints
 
 from guardd.keys import Key
 from guardd.scripts.loader import Script, ScriptError, load, script_names
@@ -19,8 +18,7 @@ Map = NewType("Map", str)
 """A packed record, `name=value name=value`; made by `packed`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Invocation:
+class Invocation(NamedTuple):
     """A script with everything it needs."""
 
     script: Script

@@ -51,7 +51,7 @@ class Daemon:
             state_dir=state_dir / "store",
             durability=self.settings.durability or None,
             timeout_ms=self.settings.store_timeout_ms,
-            pipes=1,
+            pipes=2,
         )
         try:
             engine = Engine(opened.store, config)

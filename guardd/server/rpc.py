@@ -205,14 +205,10 @@ class Connection(asyncio.Protocol):
     async def _handle(self, request_id: int, method: str, params: Any) -> None:
         self._server.requests += 1
         try:
-            async with asyncio.timeout(self._server.settings.request_timeout_ms / 1000):
-                result = await self._server.answer(self, method, params)
+            result = await self._server.answer(self, method, params)
             self._say([RESPONSE, request_id, None, result])
         except GuardError as error:
             self._say([RESPONSE, request_id, error.as_dict(), None])
-        except TimeoutError:
-            late = StoreUnavailable("no answer in time; send it again under the same call id", field="store")
-            self._say([RESPONSE, request_id, late.as_dict(), None])
         except Exception:
             # A defect of ours must not look like an answer: nothing is granted, and the log has the trace.
             log.exception("request.failed", method=method)

@@ -41,7 +41,6 @@ class Settings:
     prefix: str = setting("guardd", "of every key", unit="WORD")
     default_policy: str = setting("agent", "of runs that name none", unit="NAME")
     store_timeout_ms: int = setting(2000, "after this a store command counts as unanswered", unit="MS", least=10)
-    request_timeout_ms: int = setting(10_000, "after this a request is answered store_unavailable", unit="MS", least=10)
     drain_timeout_ms: int = setting(10_000, "how long a stopping daemon answers what is in flight", unit="MS")
     connections_max: int = setting(10_000, "more are closed at once", unit="COUNT", least=1)
     frame_bytes_max: int = setting(

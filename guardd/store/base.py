@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from hiredis import pack_command
 from redis import exceptions as driver
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
 
@@ -92,6 +93,11 @@ class Scripts:
         return found
 
 
+def _pack(command: Command) -> bytes:
+    packed: bytes = pack_command(tuple(command))  # type: ignore[arg-type]
+    return packed
+
+
 def checked(replies: list[Reply], *, where: str) -> list[Reply]:
     """The replies, when none is an error; else the first error as the guard's own."""
     for reply in replies:
@@ -140,7 +146,8 @@ class Pipe:
                     await connection.connect()  # type: ignore[no-untyped-call]
                     self._connection = connection
                 connection = self._connection
-                packed = connection.pack_commands([command for commands, _ in batch for command in commands])
+                # The driver's async connections pack in Python; hiredis does the same in C.
+                packed = b"".join([_pack(command) for commands, _ in batch for command in commands])
                 await connection.send_packed_command(packed, check_health=False)
                 for commands, future in batch:
                     replies = [await self._read(connection) for _ in commands]

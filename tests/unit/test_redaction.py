@@ -36,6 +36,7 @@ HARMLESS = [
 @pytest.mark.parametrize("secret", SECRETS)
 @pytest.mark.parametrize("around", ["{}", "curl -H 'X: {}' example.test", "before {} after"])
 def test_a_secret_inside_any_text_is_replaced(secret: str, around: str) -> None:
+    assert redaction.may_hold_secrets(around.format(secret))
     clean = redaction.redact({"cmd": around.format(secret)}, key=KEY)["cmd"]
     assert secret not in clean
     assert secret[8:20] not in clean
@@ -54,6 +55,7 @@ def test_harmless_text_stays_as_it_is(text: str) -> None:
      "client_secret", "set-cookie", "private_key", "aws_secret_access_key", "passphrase", "credentials", "otp"],
 )  # fmt: skip
 def test_a_member_of_a_secret_name_is_replaced_whatever_it_holds(name: str) -> None:
+    assert redaction.may_hold_secrets(name)
     clean = redaction.redact({"user": "ann", "deep": [{name: "hunter2"}], name: {"a": 1}}, key=KEY)
     assert "hunter2" not in str(clean)
     assert clean["user"] == "ann"
@@ -78,6 +80,7 @@ def test_a_member_of_a_harmless_name_stays(name: str) -> None:
     ],
 )
 def test_assigned_and_url_passwords_are_replaced(text: str) -> None:
+    assert redaction.may_hold_secrets(text)
     assert "hunter22" not in redaction.redact_text(text, key=KEY)
 
 
