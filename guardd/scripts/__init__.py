@@ -1,1 +1,1 @@
-
+"""Loads the Lua and binds it to typed stubs."""

@@ -74,7 +74,7 @@ class Before(Progress):
 
     def volatile_members(self, path: str, rule: Rule) -> set[str]:
         """The policy's list (or the one that replaces it) and the rule's, less what the rule keeps."""
-        root = self.runs.get(path.split("/")[0])
+        root = self.runs.get(path.split("/", maxsplit=1)[0])
         listed = VOLATILE[root.policy if root else self.policy] if self.volatile is None else self.volatile
         return (set(listed) | set(rule.get("volatile_args", []))) - set(rule.get("keep_args", []))
 
@@ -114,12 +114,7 @@ class Before(Progress):
             return known.answer
         record = self.effects.records.get(known.key)
         owner = (known.run.split("/")[0], asks["call"])
-        if (
-            record
-            and record.state == "claimed"
-            and record.owner == owner
-            and self.now < record.lease_until_ms
-        ):
+        if record and record.state == "claimed" and record.owner == owner and self.now < record.lease_until_ms:
             return known.answer
         assert family.own is not None
         # An operator freed the key meanwhile: that attempt is over, a new one needs a new id.
@@ -130,9 +125,7 @@ class Before(Progress):
         if known.run != asked.run or asked.key is None:
             raise Misuse("call_conflict")
         family = self.enter(asked.run)
-        answer = self.stopped_or_waiting(asks, asked, family) or self.capped(
-            family, asks.get("reserve"), True
-        )
+        answer = self.stopped_or_waiting(asks, asked, family) or self.capped(family, asks.get("reserve"), True)
         if answer:
             return answer
         assert family.own is not None
@@ -174,9 +167,7 @@ class Before(Progress):
         )
         return refused or self.admit(family, asks, asked, verified)
 
-    def stopped_or_waiting(
-        self, asks: Params, asked: Call, family: Family, rules_count: bool = True
-    ) -> Answer | None:
+    def stopped_or_waiting(self, asks: Params, asked: Call, family: Family, rules_count: bool = True) -> Answer | None:
         """Steps 2 and 3: ends, deny rules (not for what was answered already), pauses."""
         reason = self.terminal_reason(family)
         if reason:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import unicodedata
@@ -24,10 +25,8 @@ def dumps(value: Any) -> str:
 def parsed(args: Any) -> Any:
     """Arguments as given -> a JSON value: text that is JSON is parsed, nothing at all is `{}`."""
     if isinstance(args, str):
-        try:
+        with contextlib.suppress(ValueError):  # a string that is no JSON stays a string
             args = json.loads(args, object_pairs_hook=_object)
-        except ValueError:
-            pass  # a string that is no JSON stays a string
     return {} if args is None or args == "" else args
 
 
@@ -61,9 +60,7 @@ def dropped(value: Any, volatile: set[str]) -> Any:
         return [dropped(item, volatile) for item in value]
     if isinstance(value, dict):
         return {
-            name: dropped(item, volatile)
-            for name, item in value.items()
-            if item is not None and name not in volatile
+            name: dropped(item, volatile) for name, item in value.items() if item is not None and name not in volatile
         }
     return value
 

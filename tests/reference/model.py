@@ -99,9 +99,7 @@ class ReferenceGuard(Operations):
     def kill(self, asks: Params) -> Answer:
         """End the run and all below it, whether it is known or not."""
         reason = asks.get("reason", "killed")
-        if not 1 <= len(reason) <= 64 or not all(
-            c.isascii() and (c.isalnum() or c in "._:-") for c in reason
-        ):
+        if not 1 <= len(reason) <= 64 or not all(c.isascii() and (c.isalnum() or c in "._:-") for c in reason):
             raise Misuse("bad_argument")
         return self.end_from_outside(asks["run"], reason, "kill")
 
@@ -188,11 +186,11 @@ class ReferenceGuard(Operations):
         """The operator has looked at the outside system (SPEC 2.6). No run is made."""
         if asks.get("state") not in ("committed", "not_executed"):
             raise Misuse("bad_argument")
-        family = self.find(asks["run"])
+        self.find(asks["run"])
         tool = tool_name(asks["tool"], self.tools)
         key = self.record_name(asks, tool, tool_rule(tool, self.tools), asks["idempotency_key"])
         self.effects.resolve(key, asks["state"], self.now)
-        return self.state(family)
+        return {"action": "continue"}
 
     def deny_rule(self, asks: Params) -> Answer:
         """An emergency rule for all runs; it is in force until it is removed or over."""

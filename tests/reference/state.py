@@ -153,11 +153,11 @@ class Tree:
         return Family(self.runs.get(path), chain)
 
     def root_of(self, path: str) -> Run:
-        return self.runs[path.split("/")[0]]
+        return self.runs[path.split("/", maxsplit=1)[0]]
 
     def too_deep(self, path: str) -> bool:
         """SPEC 2.2: depth is the number of `/`, the root's limit counts."""
-        root = self.runs.get(path.split("/")[0])
+        root = self.runs.get(path.split("/", maxsplit=1)[0])
         max_depth = root.limits["max_depth"] if root else self.root_limits(self.policy)["max_depth"]
         return max_depth is not None and path.count("/") > max_depth
 

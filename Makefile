@@ -1,0 +1,43 @@
+# Every target installs what it needs into .venv itself. `make` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SCENARIOS ?= tests/scenarios
+STORE ?= embedded:
+
+.DEFAULT_GOAL := help
+.PHONY: help setup replay test check mutants lock clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## install guardd and its development tools into .venv
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group dev -e .
+	touch $(STAMP)
+
+replay: $(STAMP) ## play all failure reports against a real server (STORE=embedded:)
+	$(BIN)/guardd replay --store $(STORE) $(SCENARIOS)
+
+test: $(STAMP) ## run the tests, on a real server and on fakeredis
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+
+check: $(STAMP) ## lint, types, layers, file sizes
+	$(BIN)/ruff check guardd tests
+	$(BIN)/ruff format --check guardd tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tests/sizes.py
+
+mutants: $(STAMP) ## break each rule on purpose; a test must notice
+	$(BIN)/python -m tests.mutants
+
+lock: $(STAMP) ## write constraints.txt anew from what .venv holds
+	$(BIN)/python -m pip freeze --exclude-editable --disable-pip-version-check | grep -v '^guardd' > constraints.txt
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

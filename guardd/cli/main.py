@@ -1,0 +1,64 @@
+"""`guardd`: every command, and the exit codes they share.
+
+0  done          1  a check failed (a scenario differs, a call was refused)
+2  bad usage     3  the store or the daemon is out of reach
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+
+from guardd import __version__
+from guardd.cli import replay
+from guardd.model.errors import BadArgument, GuardError, StoreRefused, StoreUnavailable
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE = 0, 1, 2, 3
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line with all commands."""
+    parser = argparse.ArgumentParser(
+        prog="guardd", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    replay.add_command(commands)
+    version = commands.add_parser("version", help="print the version")
+    version.add_argument("--json", action="store_true")
+    version.set_defaults(handler=_version)
+    return parser
+
+
+async def _version(arguments: argparse.Namespace) -> int:
+    print(json.dumps({"version": __version__}) if arguments.json else f"guardd {__version__}")
+    return EXIT_OK
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        code: int = asyncio.run(arguments.handler(arguments))
+        return code
+    except GuardError as error:
+        shown = error.as_dict()
+        if getattr(arguments, "json", False):
+            print(json.dumps(shown), file=sys.stderr)
+        else:
+            details = "".join(f"\n  {name}: {shown[name]}" for name in ("field", "value", "limit") if name in shown)
+            print(f"guardd: {error.name}: {error.message}{details}", file=sys.stderr)
+        if isinstance(error, StoreUnavailable | StoreRefused):
+            return EXIT_UNAVAILABLE
+        return EXIT_USAGE if isinstance(error, BadArgument) else EXIT_FAILED
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""`guardd replay`: plays scenario files and says where a guard differs from them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from guardd.engine.core import Engine
+from guardd.model.errors import BadArgument
+from guardd.replay.player import Played, Step, play
+from guardd.replay.scenario import Scenario, read_scenario
+from guardd.store.base import Store
+from guardd.store.connect import OpenedStore, open_store
+
+_KEYS_PER_SCAN = 1000
+
+
+def add_command(commands: Any) -> None:
+    """Adds the command to a parser."""
+    parser = commands.add_parser(
+        "replay",
+        help="play scenario files: old failures on fake tools",
+        description="Plays scenario files on a virtual clock. The last line counts; exit code 1 when one differs.",
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="scenario file, or a folder of them")
+    parser.add_argument(
+        "--store", default="embedded:", metavar="URL",
+        help="embedded: (default; a server of its own in a temporary folder), fakeredis:, redis://, rediss://, unix://",
+    )  # fmt: skip
+    parser.add_argument("--show", action="store_true", help="print each run step by step")
+    parser.add_argument("--json", action="store_true", help="one JSON object a scenario")
+    parser.set_defaults(handler=run)
+
+
+async def run(arguments: argparse.Namespace) -> int:
+    """Plays the files; 0 when all hold, else 1."""
+    scenarios = [read_scenario(path) for path in _expand(arguments.files)]
+    failing = 0
+    with tempfile.TemporaryDirectory(prefix="guardd-replay-") as folder:
+        async with await open_store(arguments.store, state_dir=Path(folder) / "state") as opened:
+            for scenario in scenarios:
+                if arguments.show and not arguments.json:
+                    print(f"\n{scenario.id}  {scenario.title}")
+                played = await _play_one(scenario, opened, is_shown=arguments.show and not arguments.json)
+                failing += bool(played.differences)
+                _report(played, arguments)
+    if not arguments.json:
+        print(f"{len(scenarios)} scenarios, {failing} failing")
+    return 1 if failing else 0
+
+
+async def _play_one(scenario: Scenario, opened: OpenedStore, *, is_shown: bool) -> Played:
+    """Each scenario has keys of its own; they are removed afterwards, also from a shared server."""
+    prefix = f"guardd-replay-{secrets.token_hex(6)}"
+    try:
+        return await play(scenario, Engine(opened.store, scenario.config(prefix)), on_step=_show if is_shown else None)
+    finally:
+        await _forget(opened.store, prefix)
+
+
+async def _forget(store: Store, prefix: str) -> None:
+    cursor: Any = "0"
+    while True:
+        (reply,) = await store.execute(("SCAN", cursor, "MATCH", f"{prefix}:*", "COUNT", _KEYS_PER_SCAN))
+        cursor, keys = reply
+        if keys:
+            await store.execute(("UNLINK", *keys))
+        if int(cursor) == 0:
+            return
+
+
+def _expand(paths: list[Path]) -> list[Path]:
+    files: list[Path] = []
+    for path in paths:
+        found = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        if not found or not found[0].is_file():
+            raise BadArgument("no scenario file here", field="FILE", value=str(path))
+        files += found
+    return files
+
+
+def _report(played: Played, arguments: argparse.Namespace) -> None:
+    scenario = played.scenario
+    if arguments.json:
+        steps = [{"at_ms": s.at_ms, "op": s.op, "params": s.params, "answer": s.answer} for s in played.steps]
+        record: dict[str, Any] = {
+            "id": scenario.id,
+            "title": scenario.title,
+            "differences": played.differences,
+        }
+        print(json.dumps(record | ({"steps": steps} if arguments.show else {}), ensure_ascii=False))
+    elif played.differences:
+        print(f"{scenario.id}  {scenario.title}: differs")
+        for difference in played.differences:
+            print(f"  {difference}")
+
+
+def _show(step: Step) -> None:
+    """One line of a run as a reader follows it: who asked what, what was answered, by which rule, on what evidence."""
+    p = step.params
+    match step.op:
+        case "before":
+            asked = f"{p.get('agent') or 'agent'} asks {p['tool']} {json.dumps(p.get('args', {}), ensure_ascii=False)}"
+            asked += f" key={p['idempotency_key']}" if p.get("idempotency_key") else ""
+        case "after":
+            asked = f"{p['call']} reports {p['status']}"
+            asked += f" version={p['progress_version']}" if "progress_version" in p else ""
+        case "handoff":
+            asked = f"{p['from']} hands over to {p['to']}"
+        case op:
+            named = " ".join(f"{n}={v}" for n, v in p.items() if n not in ("at_ms", "run", "op_id"))
+            asked = f"{op} {named}".strip()
+    answer = step.answer
+    said = answer.get("error") or " ".join(filter(None, (answer.get("action"), answer.get("reason"))))
+    evidence = answer.get("evidence") or {}
+    if "limit" in evidence or "steps" in evidence:
+        seen, limit = evidence.get("observed", "?"), evidence.get("limit", "?")
+        said += f"  [period {seen}" if answer.get("reason") == "short_cycle" else f"  [{seen} of {limit}"
+        said += f", steps {', '.join(map(str, evidence['steps']))}]" if "steps" in evidence else "]"
+    mark = "!" if step.differs else " "
+    print(f"{mark}{step.at_ms:>8} ms  {p.get('run', ''):<8} {asked:<64} -> {said}")
+    if step.op == "before" and answer.get("action") in ("deny", "stop", "wait") and answer.get("hint"):
+        print(f"{'':>21}{answer['hint']}")

@@ -1,0 +1,1 @@
+"""One async method per operation: canonicalise, call the script, build the answer."""

@@ -1,0 +1,79 @@
+"""Every key in the store: its name, type and how long it lives (SPEC 3).
+
+All keys of a tree carry the root run's id as hash tag, so they are in one slot
+and one script may change them together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+from guardd.model.ids import parents, root
+
+Key = NewType("Key", str)
+"""The name of a key, made here and nowhere else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Names of keys under one prefix.
+
+    Args: prefix: `guardd` unless two guards share a server. 1 to 64 of A-Z a-z 0-9 . _ -
+    """
+
+    prefix: str = "guardd"
+
+    def run(self, run: str) -> Key:
+        """Hash: state and counters of one run. Lives run_ttl after its last write."""
+        head, slash, rest = run.partition("/")
+        return Key(f"{self.prefix}:{{{head}}}{slash}{rest}:run")
+
+    def chain(self, run: str) -> list[Key]:
+        """Run hashes of the ancestors and of the run itself, root first."""
+        return [self.run(each) for each in (*parents(run), run)]
+
+    def marks(self, run: str) -> Key:
+        """Hash: what one run remembers of fingerprints, tools, targets, keys, agents. Lives run_ttl."""
+        head, slash, rest = run.partition("/")
+        return Key(f"{self.prefix}:{{{head}}}{slash}{rest}:marks")
+
+    def calls(self, run: str) -> Key:
+        """Hash: in-flight calls and the newest answers of the tree. Lives run_ttl."""
+        return Key(f"{self.prefix}:{{{root(run)}}}:calls")
+
+    def trace(self, run: str) -> Key:
+        """Stream: what happened in the tree, bounded. Lives run_ttl."""
+        return Key(f"{self.prefix}:{{{root(run)}}}:trace")
+
+    def op(self, run: str, digest: str) -> Key:
+        """Hash: ledger record of a run-scoped key. No expiry while claimed or in doubt, else ledger_ttl."""
+        return Key(f"{self.prefix}:{{{root(run)}}}:op:{digest}")
+
+    def no_op(self, run: str) -> Key:
+        """Stands for the ledger record in calls without a run-scoped key; it is never touched."""
+        return self.op(run, "none")
+
+    def global_op(self, digest: str) -> Key:
+        """Hash: ledger record of a global key; as `op`."""
+        return Key(f"{self.prefix}:{{op:{digest}}}:op")
+
+    @property
+    def runs(self) -> Key:
+        """Sorted set: recent root runs by last_ms; a hint. No expiry, trimmed by the sweep."""
+        return Key(f"{self.prefix}:runs")
+
+    @property
+    def doubt(self) -> Key:
+        """Sorted set: ledger records by the end of their lease; a hint. No expiry."""
+        return Key(f"{self.prefix}:doubt")
+
+    @property
+    def deny(self) -> Key:
+        """Hash: deny rules by id. No expiry; a rule carries its own end."""
+        return Key(f"{self.prefix}:deny")
+
+    @property
+    def events(self) -> str:
+        """Channel: stops, freezes and resumes, for watchers."""
+        return f"{self.prefix}:events"

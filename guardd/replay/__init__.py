@@ -1,0 +1,1 @@
+"""Plays scenario files, failure reports as data, against a guard on a virtual clock."""

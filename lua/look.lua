@@ -1,0 +1,24 @@
+-- look: what a ledger record says now; a lease that is over puts it in doubt (SPEC 2.6).
+--
+-- KEYS[1]  op_key      hash    ledger record
+-- ARGV[1]  now_ms      int?    the virtual clock; empty: the server's
+-- RETURNS {state, now, name, value, ...}    state "" when there is none
+-- ERRORS  -
+-- EXPIRES op_key: as it was
+-- FLAGS   allow-oom
+--@include num
+--@include clock
+--@include hash
+--@include ledger
+--@bind
+
+local now = clock.now(now_ms)
+local op = hash.read(op_key)
+ledger.lapse(op, now)
+local reply = { op.f.state or "", num.text(now) }
+for _, name in ipairs({ "owner", "until_ms", "fp", "value", "value_digest", "value_bytes", "truncated",
+  "operation_id", "run", "agent", "tool", "key", "scope" }) do
+  if op.f[name] then reply[#reply + 1], reply[#reply + 2] = name, op.f[name] end
+end
+hash.write(op)
+return reply

@@ -1,0 +1,1 @@
+"""Rules broken on purpose: each must be noticed by a test."""

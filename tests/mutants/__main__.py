@@ -1,0 +1,71 @@
+"""`python -m tests.mutants [NAME…]`: applies each mutant to a copy of the project and names the test that catches it.
+
+A mutant is one change of one line, written as a patch file beside this one:
+`NAME.patch`, made by hand, its first line says which rule it breaks and which
+tests are asked. Exit code 1 when a mutant survives or a patch does not apply.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("guardd", "lua", "tests", "pyproject.toml", "clients")
+HEAD = re.compile(r"^# (?P<rule>.+) \| (?P<tests>.+)$")
+
+
+def run_one(patch: Path) -> tuple[str, str, str]:
+    """(name, rule, the test that caught it or what went wrong)."""
+    found = HEAD.match(patch.read_text(encoding="utf-8").splitlines()[0])
+    if found is None:
+        return patch.stem, "?", "SURVIVED: the first line names no rule and tests"
+    with tempfile.TemporaryDirectory(prefix="guardd-mutant-") as folder:
+        copy = Path(folder)
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__", "_lua"))
+            elif source.is_file():
+                shutil.copy(source, copy / name)
+        applied = subprocess.run(
+            ["git", "apply", str(patch)],
+            capture_output=True,
+            text=True,
+            cwd=copy,
+            check=False,
+        )
+        if applied.returncode:
+            return patch.stem, found["rule"], f"SURVIVED: the patch does not apply: {applied.stderr.strip()}"
+        environment = {**os.environ, "PYTHONPATH": str(copy), "GUARDD_EXAMPLES": "40", "GUARDD_WALKS": "120"}
+        tested = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", *found["tests"].split()],
+            capture_output=True, text=True, cwd=copy, env=environment, check=False,
+        )  # fmt: skip
+        caught = re.search(r"^(?:FAILED|ERROR) (\S+)", tested.stdout, re.MULTILINE)
+        if tested.returncode == 1 and caught:
+            return patch.stem, found["rule"], caught[1]
+        return patch.stem, found["rule"], f"SURVIVED: pytest ended with {tested.returncode}"
+
+
+def main() -> int:
+    """Runs all mutants, two at a time, and prints a table."""
+    wanted = sys.argv[1:] or ["*"]
+    patches = sorted({path for name in wanted for path in Path(__file__).parent.glob(f"{name}.patch")})
+    survivors = 0
+    with ThreadPoolExecutor(2) as pool:
+        for name, rule, outcome in pool.map(run_one, patches):
+            survivors += outcome.startswith("SURVIVED")
+            print(f"{name:<28} {rule:<52} {outcome}", flush=True)
+    print(f"{len(patches)} mutants, {survivors} survived")
+    return 1 if survivors or not patches else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
