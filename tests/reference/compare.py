@@ -27,8 +27,14 @@ class AsGuard:
 
 
 def shown(answer: Answer) -> Answer:
-    """What of an answer the rules fix; the other members (hint, evidence, remaining) are free."""
-    return {name: answer[name] for name in COMPARED if answer.get(name) is not None}
+    """What of an answer the rules fix; the other members (hint, evidence, remaining) are free.
+
+    Of `claim` only `stale` is fixed: a guard may also say that a claim was renewed.
+    """
+    fixed = {name: answer[name] for name in COMPARED if answer.get(name) is not None}
+    if fixed.get("claim") != "stale":
+        fixed.pop("claim", None)
+    return fixed
 
 
 async def compare(guard: Guard, reference: ReferenceGuard, ops: list[dict[str, Any]]) -> list[str]:

@@ -90,7 +90,7 @@ LIMITS: dict[str, tuple[Any, ...]] = {
     "max_wall_ms": (None, None, 400_000),
     "max_same_call": (None, 1, 2, 3),
     "cycle_window": (1, 4, 8),
-    "max_cycle_period": (None, 0, 2, 4),
+    "max_cycle_period": (16, 0, 2, 4),
     "max_no_progress": (None, 2, 3, 6),
     "max_denied": (None, None, 3, 2, 1),
     "max_retries": (1, 2, None),
@@ -164,6 +164,8 @@ class Table:
             again = self.pick(self.asked[-4:])
             same = ("run", "agent", "tool", "args", "idempotency_key", "scope")
             move |= {name: again[name] for name in same}
+        if move["idempotency_key"] is None and "effect_key" not in TOOLS.get(move["tool"], {}):
+            move["scope"] = None  # the scope of no key at all is nothing the rules speak of
         self.asked.append(move)
         self.unreported.append(move)
         return move
@@ -184,9 +186,7 @@ class Table:
             "status": status,
             "progress_version": self.pick((0, 0, 1, 2, 3, 4, 5)) if self.chance(4) else None,
             "side_effect_committed": self.pick((True, False)) if self.chance(6) else None,
-            "retry_after_ms": self.pick((0, 500, 40_000))
-            if status == "retryable" and self.chance(2)
-            else None,
+            "retry_after_ms": self.pick((0, 500, 40_000)) if status == "retryable" and self.chance(2) else None,
             "usage": self.pick(USAGES) if self.chance(8) else None,
         }
         if status in ("progress", "complete"):

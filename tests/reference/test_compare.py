@@ -113,9 +113,7 @@ class SkipsRetryTimes(ReferenceGuard):
     """A verified retry may come early."""
 
     def too_early(self, run: Run, asked: Call) -> Answer | None:
-        return (
-            None if run.last_result.get(asked.fingerprint) == "retryable" else super().too_early(run, asked)
-        )
+        return None if run.last_result.get(asked.fingerprint) == "retryable" else super().too_early(run, asked)
 
 
 class KeepsReservations(ReferenceGuard):
