@@ -14,10 +14,10 @@ help: ## list the targets
 
 setup: $(STAMP) ## install guardd and its development tools into .venv
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml clients/python/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group dev -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group dev -e clients/python -e .
 	touch $(STAMP)
 
 replay: $(STAMP) ## play all failure reports against a real server (STORE=embedded:)

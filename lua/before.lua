@@ -6,7 +6,7 @@
 -- KEYS[4]  op_key      hash    ledger record of a run-scoped key; untouched without one
 -- KEYS[5+] run_keys    hash    the run and its ancestors, root first
 -- ARGV[1]  now_ms      int?    the virtual clock; empty: the server's
--- ARGV[2]  settings    map     run_ttl_ms, ledger_ttl_ms, trace_max, calls_max, lease_ms
+-- ARGV[2]  settings    map     run_ttl_ms, ledger_ttl_ms, trace_max, calls_max
 -- ARGV[3]  channel     str     where watchers listen
 -- ARGV[4]  birth_record str    policy, epoch, rules: for a run that is made now
 -- ARGV[5]  limits      str     the policy's limits, for a root that is made now
@@ -326,7 +326,7 @@ if not action then
   usage.hold(c, reserve, 1)
   if op and effect.scope == "run" then
     ledger.claim(op, { owner = call, run = run, agent = agent, tool = tool, key = key, scope = "run", fp = full_fp },
-      now, tonumber(settings.lease_ms))
+      now, num.of(rules.claim_lease_ms))
   end
   mark.inflight = num.text(num.of(mark.inflight) + 1)
   if is_retry then mark.retries = num.text(num.of(mark.retries) + 1) end

@@ -1,5 +1,7 @@
 """`guardd`: every command, and the exit codes they share.
 
+exit codes
+
 0  done          1  a check failed (a scenario differs, a call was refused)
 2  bad usage     3  the store or the daemon is out of reach
 """
@@ -7,13 +9,15 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 from collections.abc import Sequence
 
+import uvloop
+from guardd_client import GuardRequestError, GuardUnavailable
+
 from guardd import __version__
-from guardd.cli import replay
+from guardd.cli import control, demo, replay, serve, wrap
 from guardd.model.errors import BadArgument, GuardError, StoreRefused, StoreUnavailable
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE = 0, 1, 2, 3
@@ -25,6 +29,10 @@ def build_parser() -> argparse.ArgumentParser:
         prog="guardd", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve.add_commands(commands)
+    control.add_commands(commands)
+    wrap.add_commands(commands)
+    demo.add_command(commands)
     replay.add_command(commands)
     version = commands.add_parser("version", help="print the version")
     version.add_argument("--json", action="store_true")
@@ -41,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     arguments = build_parser().parse_args(argv)
     try:
-        code: int = asyncio.run(arguments.handler(arguments))
+        code: int = uvloop.run(arguments.handler(arguments))
         return code
     except GuardError as error:
         shown = error.as_dict()
@@ -53,6 +61,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, StoreUnavailable | StoreRefused):
             return EXIT_UNAVAILABLE
         return EXIT_USAGE if isinstance(error, BadArgument) else EXIT_FAILED
+    except GuardRequestError as error:
+        control.print_request_error(error, as_json=getattr(arguments, "json", False))
+        return EXIT_FAILED
+    except GuardUnavailable as error:
+        print(
+            f"guardd: {error}\n  start a daemon with: guardd serve   or name one with --url or GUARDD_URL",
+            file=sys.stderr,
+        )
+        return EXIT_UNAVAILABLE
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

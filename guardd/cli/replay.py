@@ -6,11 +6,15 @@ import argparse
 import json
 import secrets
 import tempfile
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from guardd_client import AsyncGuard
+
 from guardd.engine.core import Engine
 from guardd.model.errors import BadArgument
+from guardd.replay.daemon import DaemonGuard, ReplayDaemon
 from guardd.replay.player import Played, Step, play
 from guardd.replay.scenario import Scenario, read_scenario
 from guardd.store.base import Store
@@ -31,6 +35,9 @@ def add_command(commands: Any) -> None:
         "--store", default="embedded:", metavar="URL",
         help="embedded: (default; a server of its own in a temporary folder), fakeredis:, redis://, rediss://, unix://",
     )  # fmt: skip
+    parser.add_argument(
+        "--through-daemon", action="store_true", help="through a daemon of its own and the wire, not in this process"
+    )
     parser.add_argument("--show", action="store_true", help="print each run step by step")
     parser.add_argument("--json", action="store_true", help="one JSON object a scenario")
     parser.set_defaults(handler=run)
@@ -40,12 +47,20 @@ async def run(arguments: argparse.Namespace) -> int:
     """Plays the files; 0 when all hold, else 1."""
     scenarios = [read_scenario(path) for path in _expand(arguments.files)]
     failing = 0
+    is_shown = arguments.show and not arguments.json
     with tempfile.TemporaryDirectory(prefix="guardd-replay-") as folder:
-        async with await open_store(arguments.store, state_dir=Path(folder) / "state") as opened:
+        async with (
+            await open_store(arguments.store, state_dir=Path(folder) / "store") as opened,
+            AsyncExitStack() as stack,
+        ):
+            daemon = None
+            if arguments.through_daemon:
+                url = f"unix://{opened.embedded.socket}" if opened.embedded else arguments.store
+                daemon = await stack.enter_async_context(ReplayDaemon(Path(folder), url))
             for scenario in scenarios:
-                if arguments.show and not arguments.json:
+                if is_shown:
                     print(f"\n{scenario.id}  {scenario.title}")
-                played = await _play_one(scenario, opened, is_shown=arguments.show and not arguments.json)
+                played = await _play_one(scenario, opened, daemon, is_shown=is_shown)
                 failing += bool(played.differences)
                 _report(played, arguments)
     if not arguments.json:
@@ -53,11 +68,16 @@ async def run(arguments: argparse.Namespace) -> int:
     return 1 if failing else 0
 
 
-async def _play_one(scenario: Scenario, opened: OpenedStore, *, is_shown: bool) -> Played:
+async def _play_one(scenario: Scenario, opened: OpenedStore, daemon: ReplayDaemon | None, *, is_shown: bool) -> Played:
     """Each scenario has keys of its own; they are removed afterwards, also from a shared server."""
     prefix = f"guardd-replay-{secrets.token_hex(6)}"
+    on_step = _show if is_shown else None
     try:
-        return await play(scenario, Engine(opened.store, scenario.config(prefix)), on_step=_show if is_shown else None)
+        if daemon is None:
+            return await play(scenario, Engine(opened.store, scenario.config(prefix)), on_step=on_step)
+        await daemon.configure(scenario, prefix)
+        async with AsyncGuard(daemon.url) as guard:
+            return await play(scenario, DaemonGuard(guard.call), on_step=on_step)
     finally:
         await _forget(opened.store, prefix)
 

@@ -62,7 +62,7 @@ class Calls:
                 op_key=self.context.keys.op(run, effect.digest) if effect and own_op else self.context.keys.no_op(run),
                 run_keys=self.context.keys.chain(run),
                 now_ms=request.at_ms,
-                settings=Map(f"{self.context.settings} lease_ms={policy.limits['claim_lease_ms']}"),
+                settings=self.context.settings,
                 channel=self.context.keys.events,
                 birth_record=self.context.birth(policy_name),
                 policy=policy_name,

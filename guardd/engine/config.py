@@ -44,6 +44,14 @@ class EngineConfig:
     virtual_clock: bool = False
     redact_key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
 
+    def digest(self) -> str:
+        """Digest of policies, tool rules and prefix: which configuration a daemon serves."""
+        policies = [
+            [name, policy.text(), sorted(policy.volatile_args)] for name, policy in sorted(self.policies.items())
+        ]
+        tools = [[name, repr(rule)] for name, rule in sorted(self.tools.by_name.items())]
+        return state_digest([policies, tools, self.prefix, self.default_policy])
+
     def rules_digest(self) -> str:
         """Digest of everything that shapes fingerprints; daemons with another one judge calls differently."""
         shaping = [[name, sorted(policy.volatile_args)] for name, policy in sorted(self.policies.items())] + [

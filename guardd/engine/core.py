@@ -239,6 +239,20 @@ class Engine:
         await self.deny_rules.change(request)
         return Answer(action="continue")
 
+    async def forget(self, request: ops.Forget) -> Answer:
+        """Erase arguments, results and trace of the run's tree; counters and the ledger's digests stay.
+
+        Raises: UnknownRun.
+        """
+        await self.reader.inspect(request.run, request.at_ms)
+        commands: list[Any] = [("DEL", self.context.keys.trace(request.run))]
+        commands += [
+            ("HDEL", self.context.keys.run(run), "stop_args") for run in (*ids.parents(request.run), request.run)
+        ]
+        commands += [("HDEL", key, "value", "late_value") for key in await self.reader.effect_keys(request.run)]
+        await self.context.link.execute(*commands)
+        return Answer(action="continue")
+
     async def inspect(self, request: ops.Inspect) -> Reply:
         """Counters, limits, window, what is in flight, and the envelope of one run.
 

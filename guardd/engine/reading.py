@@ -188,13 +188,20 @@ class Reader:
             "ended_at": int(fields.get("ended_ms", 0)) or None,
         }
 
-    async def _operations(self, path: str, calls: dict[str, Fields]) -> list[dict[str, Any]]:
-        """The effects of the tree; those of a sub-run only, when it is one that ended."""
+    async def effect_keys(self, run: str) -> list[str]:
+        """Keys of the ledger records that the run's tree has named, newest last."""
+        return self._effect_keys(run, await self._calls(run))
+
+    def _effect_keys(self, path: str, calls: dict[str, Fields]) -> list[str]:
         named = [(name[2:], record["scope"]) for name, record in calls.items() if name.startswith("e:")][-_EFFECTS_MAX:]
-        keys = [
+        return [
             self._keys.global_op(digest) if scope == "global" else self._keys.op(path, digest)
             for digest, scope in named
         ]
+
+    async def _operations(self, path: str, calls: dict[str, Fields]) -> list[dict[str, Any]]:
+        """The effects of the tree; those of a sub-run only, when it is one that ended."""
+        keys = self._effect_keys(path, calls)
         found = await self._store.execute(*(("HGETALL", key) for key in keys)) if keys else []
         records = [_fields(reply) for reply in found]
         return [

@@ -192,6 +192,10 @@ class Inspect(RunParams, frozen=True, kw_only=True):
     """Counters, limits, window and envelope of one run."""
 
 
+class Forget(RunParams, frozen=True, kw_only=True):
+    """Erase arguments, results and trace of a tree; counters and the ledger's digests stay."""
+
+
 class Runs(Params, frozen=True, kw_only=True):
     """Recent root runs, newest first. waiting: only those that wait for a person or an operator."""
 
@@ -244,6 +248,7 @@ OPERATIONS: dict[str, Operation] = {
         Operation("resume", Resume, "operator"),
         Operation("resolve", Resolve, "operator"),
         Operation("deny_rule", DenyRule, "operator"),
+        Operation("forget", Forget, "operator"),
         Operation("inspect", Inspect, "reader"),
         Operation("runs", Runs, "reader"),
         Operation("trace", Trace, "reader"),

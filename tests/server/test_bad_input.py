@@ -29,6 +29,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "resume": {"run": "r", "change": "human_input"},
     "resolve": {"run": "r", "tool": "t", "idempotency_key": "k", "state": "committed"},
     "deny_rule": {"id": "d", "tool": "t"},
+    "forget": {"run": "r"},
     "inspect": {"run": "r"},
     "runs": {},
     "trace": {"run": "r"},

@@ -1,0 +1,120 @@
+"""Answers as text for a person at a terminal."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+
+def at(ms: int | None) -> str:
+    """A time, local."""
+    return "-" if not ms else dt.datetime.fromtimestamp(ms / 1000).astimezone().strftime("%H:%M:%S.%f")[:-3]
+
+
+def answer(said: dict[str, Any]) -> str:
+    """Action, reason and, for a stop, the envelope's first words."""
+    text = " ".join(filter(None, (said.get("action", ""), said.get("reason", ""))))
+    if envelope_of := said.get("envelope"):
+        text += "\n" + envelope(envelope_of)
+    return text
+
+
+def runs(found: list[dict[str, Any]]) -> str:
+    """A line a run."""
+    if not found:
+        return "no runs"
+    lines = [f"{'RUN':<32} {'STATUS':<9} {'REASON':<22} {'STEPS':>5} {'DENIED':>6}  LAST"]
+    for run in found:
+        status = "frozen" if run["freeze"] and run["status"] == "running" else run["status"]
+        counters = run["counters"]
+        lines.append(
+            f"{run['run']:<32} {status:<9} {run['reason'] or run['freeze']:<22} {counters['steps']:>5} {counters['denied']:>6}  {at(run['last_ms'])}"
+        )
+    return "\n".join(lines)
+
+
+def state(run: dict[str, Any]) -> str:
+    """One run as an operator reads it."""
+    lines = [f"run        {run['run']}   epoch {run['epoch']}", f"status     {run['status']} {run['reason']}".rstrip()]
+    if run["freeze"]:
+        lines.append(f"frozen     {run['freeze']}")
+    lines.append(f"policy     {run['policy']}   started {at(run['started_ms'])}   last {at(run['last_ms'])}")
+    counters = {name: value for name, value in run["counters"].items() if value}
+    lines.append("counters   " + (" ".join(f"{name}={value}" for name, value in counters.items()) or "none"))
+    lines.append("limits     " + " ".join(f"{name}={value}" for name, value in run["limits"].items()))
+    lines.append(f"progress   version {run['progress']['version']} at {at(run['progress']['at'])}")
+    if run["window"]:
+        lines.append(
+            "window     "
+            + " ".join(f"{entry['step']}:{entry['tool'] or entry['fingerprint']}" for entry in run["window"])
+        )
+    for repeat in run["repeats"]:
+        lines.append(f"repeats    {repeat['count']} x {repeat['tool']} {repeat['fingerprint']}")
+    if run["in_flight"]:
+        lines.append("in flight  " + " ".join(run["in_flight"]))
+    for effect in run["operations"]:
+        lines.append(f"effect     {effect['tool']} {effect['key']} {effect['state']} {effect['operation_id']}".rstrip())
+    if run["handoff_path"]:
+        lines.append("handoffs   " + " > ".join(run["handoff_path"]))
+    if envelope_of := run.get("envelope"):
+        lines.append(envelope(envelope_of))
+    return "\n".join(lines)
+
+
+def envelope(said: dict[str, Any]) -> str:
+    """Why a run ended, and what to do next."""
+    lines = [f"ended      {said['status']}: {said['reason']} (by {said['ended_by']}), next: {said['next_action']}"]
+    if guard := said.get("guard"):
+        lines.append("rule       " + " ".join(f"{name}={value}" for name, value in guard.items()))
+    if denied := said.get("denied_call"):
+        lines.append(f"refused    {denied.get('agent', '')} {denied.get('tool', '')} {denied.get('args', '')}".rstrip())
+    lines += [
+        f"doubt      {effect['tool']} {effect['key']}: look it up outside, then guardd resolve"
+        for effect in said["operations"]
+        if effect["state"] == "in_doubt"
+    ]
+    if said["in_flight"]:
+        lines.append("in flight  " + " ".join(said["in_flight"]))
+    return "\n".join(lines)
+
+
+def trace(entries: list[dict[str, Any]]) -> str:
+    """A line an operation, oldest first."""
+    lines = []
+    for entry in entries:
+        what = " ".join(
+            filter(
+                None,
+                (entry.get("agent"), entry.get("tool"), entry.get("args") or entry.get("status"), entry.get("key")),
+            )
+        )
+        said = " ".join(filter(None, (entry.get("action"), entry.get("reason"))))
+        evidence = " ".join(
+            f"{name}={entry[name]}"
+            for name in ("limit", "observed", "steps", "would", "outcome", "claim")
+            if name in entry
+        )
+        lines.append(
+            f"{at(int(entry['ms']))} {entry['run']:<20} {entry['op']:<9} {what:<56} {said} {evidence}".rstrip()
+        )
+    return "\n".join(lines) or "no entries"
+
+
+def ledger(found: list[dict[str, Any]]) -> str:
+    """A line an effect."""
+    if not found:
+        return "nothing is claimed or in doubt"
+    return "\n".join(
+        f"{effect['state']:<9} {effect['run']:<24} {effect['tool']} {effect['key']}  lease until {at(effect['until_ms'])}"
+        for effect in found
+    )
+
+
+def incident(found: dict[str, Any]) -> str:
+    """What was done, and what is left to do."""
+    lines = [f"stopped ({found['reason']}); all about it is in {found['file']}"]
+    lines += [
+        f"in doubt: {effect['tool']} {effect['key']}: look it up outside, then guardd resolve"
+        for effect in found["in_doubt"]
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Listens, parses, calls the engine, replies. No rule lives here."""

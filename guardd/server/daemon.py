@@ -1,0 +1,157 @@
+"""The daemon: store, engine, listeners, signals, and what has to be done every second."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+from pathlib import Path
+
+import structlog
+
+from guardd import __version__
+from guardd.engine.core import Engine
+from guardd.model.errors import GuardError
+from guardd.server.events import Events
+from guardd.server.rpc import Server
+from guardd.server.settings import Settings
+from guardd.store.connect import OpenedStore, open_store
+from guardd.store.embedded import prepare_directory
+
+log = structlog.get_logger()
+
+SWEEP_S = 1.0
+
+
+class Daemon:
+    """One running guard.
+
+    Args: settings: of this daemon. Its files are in `state_dir`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.addresses: list[str] = []
+        self._opened: OpenedStore | None = None
+        self._server: Server | None = None
+        self._events: Events | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Opens the store and listens; afterwards `addresses` are served.
+
+        Raises: StoreRefused, StoreUnavailable, BadArgument.
+        """
+        state_dir = prepare_directory(Path(self.settings.state_dir))
+        config = self.settings.engine_config(_redact_key(state_dir))
+        self._opened = opened = await open_store(
+            self.settings.store,
+            state_dir=state_dir / "store",
+            durability=self.settings.durability or None,
+            timeout_ms=self.settings.store_timeout_ms,
+            pipes=1,
+        )
+        try:
+            engine = Engine(opened.store, config)
+            self._events = Events(opened.store, engine.context.keys.events)
+            await self._events.start()
+            self._server = Server(engine, self._events, self.settings)
+            self.addresses = await self._server.start()
+        except BaseException:
+            await self.stop()
+            raise
+        self._sweeper = asyncio.create_task(self._every_second(engine))
+        self._say_start(opened)
+        _notify_systemd("READY=1")
+
+    def _say_start(self, opened: OpenedStore) -> None:
+        report = opened.report
+        log.info(
+            "daemon.started",
+            version=__version__,
+            listen=self.addresses,
+            store=opened.url,
+            server=f"{report.server} {report.version}" if report else "fakeredis",
+            durability=opened.store.durability,
+            promise=report.promise if report else "none: fakeredis is for tests",
+            roles="no tokens: everybody on these addresses is operator",
+        )
+        for warning in report.warnings if report else ():
+            log.warning("store.warned", warning=warning)
+        if opened.embedded is not None:
+            log.info("store.readable", command=opened.embedded.cli_line)
+
+    async def _every_second(self, engine: Engine) -> None:
+        while True:
+            try:
+                await engine.deny_rules.read()
+            except GuardError as error:
+                log.warning("deny_rules.unread", error=error.message)
+            await asyncio.sleep(SWEEP_S)
+
+    def reload(self, settings: Settings) -> None:
+        """Takes policies and tool rules of new settings; addresses and store stay (SIGHUP)."""
+        assert self._server is not None and self._opened is not None
+        state_dir = Path(self.settings.state_dir)
+        config = settings.engine_config(_redact_key(state_dir))
+        self._server.engine = Engine(self._opened.store, config)
+        log.info("daemon.reloaded", policies=sorted(config.policies), tools=sorted(config.tools.by_name))
+
+    async def stop(self) -> None:
+        """Answers what is in flight, then closes everything."""
+        _notify_systemd("STOPPING=1")
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+        if self._server is not None:
+            await self._server.drain()
+        if self._events is not None:
+            await self._events.stop()
+        if self._opened is not None:
+            await self._opened.close()
+        log.info("daemon.stopped")
+
+
+async def serve(settings: Settings, reload: object = None) -> None:
+    """Runs a daemon until SIGTERM or SIGINT; SIGHUP calls `reload` for new settings."""
+    daemon, stopping = Daemon(settings), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stopping.set)
+    if callable(reload):
+
+        def on_hangup() -> None:
+            try:
+                daemon.reload(reload())
+            except GuardError as error:
+                log.error("daemon.reload_refused", error=error.message, field=error.field)
+
+        loop.add_signal_handler(signal.SIGHUP, on_hangup)
+    await daemon.start()
+    await stopping.wait()
+    await daemon.stop()
+
+
+def _redact_key(state_dir: Path) -> bytes:
+    """The key of this installation for digests of secrets; made at the first start."""
+    path = state_dir / "redact.key"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return path.read_bytes()
+    with os.fdopen(descriptor, "wb") as file:
+        key = secrets.token_bytes(32)
+        file.write(key)
+    return key
+
+
+def _notify_systemd(state: str) -> None:
+    """sd_notify: systemd's readiness protocol, where it is asked for."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+        notify.connect("\0" + address[1:] if address.startswith("@") else address)
+        notify.sendall(state.encode())

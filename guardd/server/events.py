@@ -1,0 +1,89 @@
+"""What watchers hear: stops, freezes and resumes, as the scripts publish them.
+
+Publishing is fire and forget; it only shortens the way. The flags themselves
+are read by every script.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Protocol
+
+import structlog
+from redis import exceptions as driver
+from redis.asyncio import Redis
+
+from guardd.store.base import ServerStore, Store
+
+log = structlog.get_logger()
+
+RECONNECT_S = 0.2
+
+
+class Watcher(Protocol):
+    """Somebody who listens."""
+
+    def notify(self, method: str, params: dict[str, Any]) -> None:
+        """Hears one event."""
+
+
+class Events:
+    """One subscription to the store, many watchers."""
+
+    def __init__(self, store: Store, channel: str) -> None:
+        self._store = store
+        self._channel = channel
+        self._watchers: dict[str, set[Watcher]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.is_listening = asyncio.Event()
+
+    async def start(self) -> None:
+        """Listens from now on; a fake store publishes nothing."""
+        if isinstance(self._store, ServerStore):
+            self._task = asyncio.create_task(self._listen(self._store))
+            await self.is_listening.wait()
+
+    def watch(self, watcher: Watcher, run: str) -> None:
+        """Tells a watcher of this run, its sub-runs and its ancestors."""
+        self._watchers.setdefault(run, set()).add(watcher)
+
+    def forget(self, watcher: Watcher) -> None:
+        """Tells a watcher nothing more."""
+        for run, watchers in list(self._watchers.items()):
+            watchers.discard(watcher)
+            if not watchers:
+                del self._watchers[run]
+
+    def publish(self, event: dict[str, str]) -> None:
+        """Tells everybody whom an event concerns: a kill of a run ends its sub-runs too."""
+        ended = event.get("run", "")
+        heard: set[Watcher] = set()
+        for run, watchers in self._watchers.items():
+            if run == ended or run.startswith(f"{ended}/") or ended.startswith(f"{run}/"):
+                heard |= watchers
+        for watcher in heard:
+            watcher.notify("event", {**event, "published_ms": time.time_ns() // 1_000_000})
+
+    async def _listen(self, store: ServerStore) -> None:
+        while True:
+            client: Any = Redis(connection_pool=store.pool)
+            subscription = client.pubsub()
+            try:
+                await subscription.subscribe(self._channel)
+                self.is_listening.set()
+                async for message in subscription.listen():
+                    if message["type"] == "message":
+                        text = message["data"].decode()
+                        self.publish(dict(part.split("=", 1) for part in text.split()))
+            except (driver.RedisError, OSError) as error:
+                log.warning("events.lost", error=str(error))
+            finally:
+                await subscription.aclose()
+            await asyncio.sleep(RECONNECT_S)
+
+    async def stop(self) -> None:
+        """Listens no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
