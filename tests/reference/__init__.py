@@ -13,6 +13,7 @@ one of them shows as a difference. Nothing here is fast, bounded or concurrent.
     operations.py  money and handoffs (SPEC 2.7, `charge`, `settle`)
     model.py       ReferenceGuard: the operator's operations (SPEC 2.8) and the way in
 
+    pair.py        one guard beside one model, for tests that move both
     player.py      plays a scenario file
     moves.py       random operations
     compare.py     plays operations on a guard and on this model, and tells the differences

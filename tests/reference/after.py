@@ -128,10 +128,9 @@ class After(Before):
         family = self.find(asked.run)
         self.use(family, tells.get("usage"))
         stale = False
-        if asked.key:
+        if asked.key and asked.result_answer is None:  # after the result there is nothing left to keep
             assert family.own is not None
             lease_ms = tells.get("lease_ms") or family.own.limits["claim_lease_ms"]
             owner = (asked.run.split("/")[0], tells["call"])
-            reported = asked.result_answer is not None
-            stale = reported or not self.effects.renew(asked.key, owner, self.now + lease_ms)
+            stale = not self.effects.renew(asked.key, owner, self.now + lease_ms)
         return self.told(family, None, stale)

@@ -107,7 +107,7 @@ class Before(Progress):
         if not settled:
             return self.judge(asks, known)
         family = self.enter(asked.run)
-        stopped = self.stopped_or_waiting(asks, known, family, rules_count=False)
+        stopped = self.stopped_or_waiting(asks, known, family)
         if stopped:
             return stopped
         if known.key is None or known.answer["action"] == "deny":
@@ -138,8 +138,9 @@ class Before(Progress):
 
     def judge(self, asks: Params, asked: Call) -> Answer:
         """Steps 1 to 11; the answer is what a resend is told."""
-        asked.remembered = True
         asked.answer = self.steps(asks, asked)
+        # A deny rule is not remembered: when it is gone, the same attempt is judged again.
+        asked.remembered = not self.denied_by_rule(asked.run, asked.tool)
         return asked.answer
 
     def steps(self, asks: Params, asked: Call) -> Answer:
@@ -167,13 +168,12 @@ class Before(Progress):
         )
         return refused or self.admit(family, asks, asked, verified)
 
-    def stopped_or_waiting(self, asks: Params, asked: Call, family: Family, rules_count: bool = True) -> Answer | None:
-        """Steps 2 and 3: ends, deny rules (not for what was answered already), pauses."""
+    def stopped_or_waiting(self, asks: Params, asked: Call, family: Family) -> Answer | None:
+        """Steps 2 and 3: ends, deny rules, pauses."""
         reason = self.terminal_reason(family)
         if reason:
             return {"action": "stop", "reason": reason}
-        if rules_count and self.denied_by_rule(asked.run, asked.tool):
-            asked.remembered = False
+        if self.denied_by_rule(asked.run, asked.tool):
             return {"action": "deny", "reason": "policy_blocked"}
         scopes = {"all"}
         if asks.get("retry") is not None:

@@ -167,14 +167,16 @@ class Tree:
     def enter(self, path: str, passes_freeze: bool = False) -> Family:
         """Make the run and its missing ancestors, root first (SPEC 2.2).
 
-        Under an ended run nothing is made. Under a run frozen with `subruns` neither,
+        Under an ended run nothing is made. Anywhere under a run frozen with `subruns` neither,
         except by kill, finish and checkpoint, which always pass (SPEC 2.8).
         """
         parent: Run | None = None
+        frozen = False
         for name in reversed(self.lineage(path)):
             run = self.runs.get(name)
+            frozen = frozen or (parent is not None and "subruns" in parent.freeze)
             if run is None:
-                if parent and "subruns" in parent.freeze and not passes_freeze:
+                if frozen and not passes_freeze:
                     family = self.find(path)
                     family.blocked = True
                     return family
