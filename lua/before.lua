@@ -291,6 +291,13 @@ for _, name in ipairs({ "limit", "observed" }) do
 end
 
 -- ---- A refusal counts; too many in a row, or a cap, end the run ---------------
+if is_counted and is_mine and known.struck == "1" then
+  -- A resend of one attempt counts once, however often it is refused (SPEC 2.2).
+  is_counted = false
+elseif is_counted and is_mine and known.state == "open" then
+  known.struck = "1"
+  calls.set(ids, call_field, known)
+end
 if is_counted or capped then
   local detail = {
     rule = reason, limit = extras.limit, observed = extras.observed, steps = extras.steps,

@@ -24,10 +24,11 @@
 --@bind
 
 local now = clock.now(now_ms)
-local birth = { record = birth_record, limits = limits, known_epoch = known_epoch, always = true }
+local birth = { record = birth_record, limits = limits, known_epoch = known_epoch }
 local c = chain.enter(run_keys, run, now, birth)
 if c.lost then return redis.error_reply("GUARD_RUN_LOST the store does not know this run any more") end
 if c.too_deep then return answer.say("deny", "handoff_depth", { limit = c.too_deep, observed = #run_keys - 1 }) end
+if c.withheld then return answer.say("wait", "frozen", {}) end
 local action, reason = "wait", "frozen"
 local ended = chain.ended(c)
 if ended then

@@ -62,12 +62,11 @@ if own and own.f.opened ~= "1" and action ~= "stop" then
 end
 if own and tools ~= "" then hash.set(own, "tools", tools) end
 if own and version and action == "continue" then
-  if own.f.reports ~= "1" and hash.int(own, "progress_version") == 0 then
+  if not own.f.progress_version then
+    -- The first version a run hears of is the baseline of a resumed run.
     hash.set(own, "reports", "1")
-    if version > 0 then
-      hash.set(own, "progress_version", version)
-      hash.set(own, "progress_ms", now)
-    end
+    hash.set(own, "progress_version", version)
+    if version > 0 then hash.set(own, "progress_ms", now) end
   else
     progress.take(c, version)
   end

@@ -24,7 +24,11 @@ end
 function progress.take(c, version)
   if not version then return false end
   hash.set(c.own, "reports", "1")
-  if version <= hash.int(c.own, "progress_version") then return false end
+  if version <= hash.int(c.own, "progress_version") then
+    -- That a version was named is known from the field being there.
+    if not c.own.f.progress_version then hash.set(c.own, "progress_version", version) end
+    return false
+  end
   hash.set(c.own, "progress_version", version)
   hash.set(c.own, "progress_ms", c.now)
   progress.clear(c)
