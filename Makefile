@@ -7,7 +7,7 @@ SCENARIOS ?= tests/scenarios
 STORE ?= embedded:
 
 .DEFAULT_GOAL := help
-.PHONY: help setup replay test check mutants lock clean
+.PHONY: help setup run demo replay test bench docs check mutants lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,18 @@ $(STAMP): pyproject.toml clients/python/pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group dev -e clients/python -e .
 	touch $(STAMP)
 
+run: $(STAMP) ## serve a guard here, with a store of its own
+	$(BIN)/guardd serve --log-format text
+
+demo: $(STAMP) ## see a loop, a double refund and a run of processes being stopped
+	$(BIN)/guardd demo
+
+bench: $(STAMP) ## measure the performance contract, as ratios in one run
+	$(BIN)/python -m bench
+
+docs: $(STAMP) ## fill the generated parts of the docs
+	$(BIN)/python docs/generate.py
+
 replay: $(STAMP) ## play all failure reports against a real server (STORE=embedded:)
 	$(BIN)/guardd replay --store $(STORE) $(SCENARIOS)
 
@@ -27,11 +39,12 @@ test: $(STAMP) ## run the tests, on a real server and on fakeredis
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 check: $(STAMP) ## lint, types, layers, file sizes
-	$(BIN)/ruff check guardd tests
-	$(BIN)/ruff format --check guardd tests
+	$(BIN)/ruff check guardd tests clients bench docs
+	$(BIN)/ruff format --check guardd tests clients bench docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tests/sizes.py
+	$(BIN)/python docs/generate.py --check
 
 mutants: $(STAMP) ## break each rule on purpose; a test must notice
 	$(BIN)/python -m tests.mutants

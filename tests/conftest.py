@@ -15,6 +15,7 @@ from guardd.model.limits import REFERENCE, Policy
 from guardd.model.tools import ToolRules
 from guardd.store.base import Store
 from guardd.store.connect import OpenedStore, open_store
+from tests import recorder
 from tests.servers import Server
 
 MAY_LIVE_FOR_EVER = (":runs", ":doubt", ":deny")
@@ -85,3 +86,11 @@ async def assert_expiries(store: Store, prefix: str) -> None:
 def scenarios() -> list[Path]:
     """All scenario files."""
     return sorted((Path(__file__).parent / "scenarios").glob("*.json"))
+
+
+recorder.install()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Holds what was answered in the whole suite against the table of operations."""
+    recorder.finish(session)

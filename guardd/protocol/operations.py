@@ -224,6 +224,10 @@ class Operation:
     name: str
     params: type[Params]
     role: Literal["reader", "worker", "operator"]
+    answers: tuple[str, ...] = ()
+    """`action` or `action reason`; `stop *`: with the terminal reason of the run, any word."""
+    errors: tuple[str, ...] = ()
+    """Besides those that every operation can have."""
 
     @property
     def text(self) -> str:
@@ -231,30 +235,51 @@ class Operation:
         return (self.params.__doc__ or "").strip()
 
 
+COMMON_ERRORS = ("bad_argument", "clock_not_allowed", "store_unavailable")
+_STATE = ("continue", "wait frozen", "wait human_required", "stop *")
+_DEPTH = ("deny handoff_depth",)
+_RESERVATIONS = ("deny model_call_cap", "deny token_cap", "deny cost_cap")
+
 OPERATIONS: dict[str, Operation] = {
     operation.name: operation
     for operation in (
-        Operation("open", Open, "worker"),
-        Operation("before", Before, "worker"),
-        Operation("after", After, "worker"),
-        Operation("renew", Renew, "worker"),
-        Operation("charge", Charge, "worker"),
-        Operation("settle", Settle, "worker"),
-        Operation("handoff", Handoff, "worker"),
-        Operation("checkpoint", Checkpoint, "worker"),
-        Operation("finish", Finish, "worker"),
-        Operation("kill", Kill, "operator"),
-        Operation("freeze", Freeze, "operator"),
-        Operation("resume", Resume, "operator"),
-        Operation("resolve", Resolve, "operator"),
-        Operation("deny_rule", DenyRule, "operator"),
-        Operation("forget", Forget, "operator"),
-        Operation("inspect", Inspect, "reader"),
+        Operation("open", Open, "worker", (*_STATE, *_DEPTH), ("run_lost", "not_allowed")),
+        Operation(
+            "before", Before, "worker",
+            (
+                "execute", "replay already_committed", "wait retry_too_early", "wait in_flight", "wait frozen", "wait human_required",
+                "deny same_call_repeat", "deny short_cycle", "deny same_target_repeat", "deny in_doubt", "deny key_conflict",
+                "deny permission_denied", "deny policy_blocked", "deny invalid_input", "deny empty_result", "deny retry_cap",
+                *_RESERVATIONS, *_DEPTH, "stop *",
+            ),
+            ("call_conflict", "change_required", "effect_key_missing", "run_lost"),
+        ),
+        Operation("after", After, "worker", (*_STATE, "continue empty_result", "continue invalid_result"), ("unknown_call",)),
+        Operation("renew", Renew, "worker", _STATE, ("unknown_call",)),
+        Operation("charge", Charge, "worker", (*_STATE, *_RESERVATIONS, *_DEPTH), ("call_conflict", "run_lost")),
+        Operation("settle", Settle, "worker", _STATE, ("unknown_operation",)),
+        Operation(
+            "handoff", Handoff, "worker", (*_STATE, "deny handoff_cycle", "deny handoff_cap", *_DEPTH), ("call_conflict", "run_lost")
+        ),
+        Operation("checkpoint", Checkpoint, "worker", (*_STATE, *_DEPTH), ("run_lost",)),
+        Operation("finish", Finish, "worker", ("stop *", *_DEPTH), ("run_lost",)),
+        Operation("kill", Kill, "operator", ("stop *", *_DEPTH), ("run_lost",)),
+        Operation("freeze", Freeze, "operator", ("wait frozen", "stop *", *_DEPTH), ("run_lost",)),
+        Operation(
+            "resume", Resume, "operator", ("continue", "wait frozen", "wait human_required"),
+            ("change_required", "unknown_run", "not_resumable", "limits_needed"),
+        ),
+        Operation(
+            "resolve", Resolve, "operator", ("continue",), ("in_flight", "already_committed", "unknown_operation", "not_allowed")
+        ),
+        Operation("deny_rule", DenyRule, "operator", ("continue",)),
+        Operation("forget", Forget, "operator", ("continue",), ("unknown_run",)),
+        Operation("inspect", Inspect, "reader", (), ("unknown_run",)),
         Operation("runs", Runs, "reader"),
         Operation("trace", Trace, "reader"),
         Operation("ledger", Ledger, "reader"),
     )
-}
+}  # fmt: skip
 
 RESUME_WORDS = frozenset(RESUME_CHANGES)
 

@@ -32,6 +32,35 @@ def test_the_replay_that_the_readme_shows_prints_what_it_says() -> None:
     assert done.stdout.strip() == COMMANDS[command].strip()
 
 
+def test_the_demo_prints_what_the_readme_shows() -> None:
+    """But for times and for which of two workers is faster. `make demo` itself is run by .ci/run."""
+    done = subprocess.run(
+        [sys.executable, "-m", "guardd.cli.main", "demo"], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+    def masked(text: str) -> list[str]:
+        return [re.sub(r"worker-[12] *|[\d.]+ ms|\d+ calls", "*", line) for line in text.strip().splitlines()]
+
+    said = masked(COMMANDS["make demo"])
+    assert masked(done.stdout)[: len(said)] == said
+
+
+def test_the_example_prints_what_the_readme_shows(tmp_path: Path) -> None:
+    """Under `guardd run`, in a folder of its own."""
+    command = next(command for command in COMMANDS if command.startswith("guardd run"))
+    example = str(ROOT / "examples/refund_agent.py")
+    arguments = [
+        {"python": sys.executable, "examples/refund_agent.py": example}.get(word, word) for word in command.split()[1:]
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "guardd.cli.main", *arguments], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == COMMANDS[command].strip()
+    assert "ended      loop_blocked: same_call_repeat" in done.stderr
+
+
 def test_the_number_of_scenarios_is_the_one_that_make_replay_counts() -> None:
     """`make replay` itself is run by .ci/run."""
     files = list((ROOT / "tests/scenarios").glob("*.json"))
