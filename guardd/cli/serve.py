@@ -13,6 +13,7 @@ import structlog
 
 from guardd.server.daemon import serve
 from guardd.server.settings import Settings, add_flags, load_settings
+from guardd.server.workers import Workers
 
 
 def add_commands(commands: Any) -> None:
@@ -37,7 +38,11 @@ async def run_serve(arguments: argparse.Namespace) -> int:
     given = vars(arguments)
     gc.freeze()  # what start-up made lives for ever; requests leave few cycles
     gc.set_threshold(50_000, 20, 50)
-    await serve(load_settings(given), reload=lambda: load_settings(given))
+    settings = load_settings(given)
+    if settings.workers > 1:
+        await Workers(settings, sys.argv[sys.argv.index("serve") + 1 :]).serve()
+    else:
+        await serve(settings, reload=lambda: load_settings(given))
     return 0
 
 

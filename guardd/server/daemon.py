@@ -45,7 +45,7 @@ class Daemon:
         Raises: StoreRefused, StoreUnavailable, BadArgument.
         """
         state_dir = prepare_directory(Path(self.settings.state_dir))
-        config = self.settings.engine_config(_redact_key(state_dir))
+        config = self.settings.engine_config(redact_key(state_dir))
         self._opened = opened = await open_store(
             self.settings.store,
             state_dir=state_dir / "store",
@@ -64,7 +64,7 @@ class Daemon:
             raise
         self._sweeper = asyncio.create_task(self._every_second(engine))
         self._say_start(opened)
-        _notify_systemd("READY=1")
+        notify_systemd("READY=1")
 
     def _say_start(self, opened: OpenedStore) -> None:
         report = opened.report
@@ -95,13 +95,13 @@ class Daemon:
         """Takes policies and tool rules of new settings; addresses and store stay (SIGHUP)."""
         assert self._server is not None and self._opened is not None
         state_dir = Path(self.settings.state_dir)
-        config = settings.engine_config(_redact_key(state_dir))
+        config = settings.engine_config(redact_key(state_dir))
         self._server.engine = Engine(self._opened.store, config)
         log.info("daemon.reloaded", policies=sorted(config.policies), tools=sorted(config.tools.by_name))
 
     async def stop(self) -> None:
         """Answers what is in flight, then closes everything."""
-        _notify_systemd("STOPPING=1")
+        notify_systemd("STOPPING=1")
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
@@ -134,7 +134,7 @@ async def serve(settings: Settings, reload: object = None) -> None:
     await daemon.stop()
 
 
-def _redact_key(state_dir: Path) -> bytes:
+def redact_key(state_dir: Path) -> bytes:
     """The key of this installation for digests of secrets; made at the first start."""
     path = state_dir / "redact.key"
     try:
@@ -147,7 +147,7 @@ def _redact_key(state_dir: Path) -> bytes:
     return key
 
 
-def _notify_systemd(state: str) -> None:
+def notify_systemd(state: str) -> None:
     """sd_notify: systemd's readiness protocol, where it is asked for."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:

@@ -59,24 +59,15 @@ class Server:
         Raises: BadArgument: an address that is none, or is open to others.
         """
         loop = asyncio.get_running_loop()
-        shown = []
-        for address in self.settings.listen:
-            if address.startswith("unix:"):
-                path = Path(address.removeprefix("unix:").removeprefix("//")).absolute()
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                _end_stale_socket(path)
-                previous = os.umask(0o177)
-                try:
-                    self._listeners.append(await loop.create_unix_server(self._connection, str(path)))
-                finally:
-                    os.umask(previous)
-                self._sockets.append(path)
-                shown.append(f"unix:{path}")
-            else:
-                host, port = _host_and_port(address)
-                listener = await loop.create_server(self._connection, host, port)
-                self._listeners.append(listener)
-                shown.append(f"tcp://{host}:{listener.sockets[0].getsockname()[1]}")
+        if inherited := os.environ.get("GUARDD_LISTEN_FDS"):
+            sockets = [socket.socket(fileno=int(descriptor)) for descriptor in inherited.split(",")]
+            shown = list(self.settings.listen)
+        else:
+            sockets, shown = bind_listeners(self.settings.listen)
+            self._sockets = [Path(each.getsockname()) for each in sockets if each.family == socket.AF_UNIX]
+        for each in sockets:
+            start = loop.create_unix_server if each.family == socket.AF_UNIX else loop.create_server
+            self._listeners.append(await start(self._connection, sock=each))
         return shown
 
     def _connection(self) -> Connection:
@@ -261,6 +252,35 @@ class Connection(asyncio.Protocol):
         """Sends what is written and closes."""
         if self._transport is not None:
             self._transport.close()
+
+
+def bind_listeners(addresses: list[str]) -> tuple[list[socket.socket], list[str]]:
+    """A listening socket an address, and the addresses as clients name them.
+
+    Raises: BadArgument: an address that is none, is open to others, or is served by another daemon.
+    """
+    sockets: list[socket.socket] = []
+    shown: list[str] = []
+    for address in addresses:
+        if address.startswith("unix:"):
+            path = Path(address.removeprefix("unix:").removeprefix("//")).absolute()
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _end_stale_socket(path)
+            listener = socket.socket(socket.AF_UNIX)
+            previous = os.umask(0o177)
+            try:
+                listener.bind(str(path))
+            finally:
+                os.umask(previous)
+            shown.append(f"unix:{path}")
+        else:
+            host, port = _host_and_port(address)
+            listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+            shown.append(f"tcp://{host}:{listener.getsockname()[1]}")
+        listener.listen(1024)
+        listener.setblocking(False)
+        sockets.append(listener)
+    return sockets, shown
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

@@ -42,6 +42,7 @@ class Settings:
     default_policy: str = setting("agent", "of runs that name none", unit="NAME")
     store_timeout_ms: int = setting(2000, "after this a store command counts as unanswered", unit="MS", least=10)
     drain_timeout_ms: int = setting(10_000, "how long a stopping daemon answers what is in flight", unit="MS")
+    workers: int = setting(1, "processes that serve the same addresses", unit="COUNT", least=1, most=64)
     connections_max: int = setting(10_000, "more are closed at once", unit="COUNT", least=1)
     frame_bytes_max: int = setting(
         1_048_576, "a longer frame closes its connection", unit="BYTES", least=1024, most=1_048_576

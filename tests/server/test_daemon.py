@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import struct
 import sys
@@ -310,6 +311,27 @@ async def test_a_store_that_is_gone_fails_closed_and_comes_back(tmp_path: Path, 
                         await asyncio.sleep(0.05)
                 else:
                     pytest.fail("the daemon did not find the store again")
+
+
+async def test_several_workers_serve_one_socket_and_a_dead_one_is_replaced(prefix: str) -> None:
+    """SIGKILL of a worker: clients reconnect, nothing is counted twice; SIGHUP and SIGTERM reach all."""
+    async with daemon("embedded:", prefix, "--workers", "2") as served:
+        guards = [AsyncGuard(served.url) for _ in range(8)]
+        runs = [guard.run("r", limits={"max_same_call": None, "max_denied": None}) for guard in guards]
+        await asyncio.gather(*(run.before("t", {"n": n}) for n, run in enumerate(runs)))
+        children = Path(f"/proc/{served.process.pid}/task/{served.process.pid}/children").read_text().split()
+        workers = [pid for pid in children if b"guardd.cli.main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert len(workers) == 2
+        os.kill(int(workers[0]), signal.SIGKILL)
+        answers = await asyncio.gather(*(run.before("t", {"n": n}) for n, run in enumerate(runs, 100)))
+        assert [answer.action for answer in answers] == ["execute"] * 8
+        assert (await runs[0].inspect())["counters"]["steps"] == 16
+        while not any(event["event"] == "worker.died" for event in served.log()):
+            await asyncio.sleep(0.01)
+        for guard in guards:
+            await guard.close()
+        assert await served.stop() == 0
+        assert not Path(served.url.removeprefix("unix:")).exists()
 
 
 async def test_the_log_has_one_line_an_event_and_no_arguments(served: DaemonProcess) -> None:
