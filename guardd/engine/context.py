@@ -11,6 +11,7 @@ from guardd.engine.reading import Reader
 from guardd.engine.shaping import Shaper, pairs, text
 from guardd.keys import Key, Keys
 from guardd.model.answers import Answer
+from guardd.model.ids import root
 from guardd.model.limits import Policy
 from guardd.model.reasons import hint
 from guardd.protocol.operations import RunParams
@@ -118,7 +119,7 @@ class Context:
             commands.append(("ZADD", self.keys.doubt, "NX", now_ms + lease_ms, claims))
         if now_ms - self._listed.get(request.run, -_LISTED_MS) >= _LISTED_MS and invocation.script.makes_runs:
             remember(self._listed, request.run, now_ms)
-            commands.append(("ZADD", self.keys.runs, now_ms, request.run))
+            commands.append(("ZADD", self.keys.runs, now_ms, root(request.run), now_ms, request.run))
         raw = await self.link.invoke(invocation, before=commands)
         action, reason = text(raw[0]), text(raw[1]) if len(raw) > 1 else ""
         if action in _ASK_AGAIN:
