@@ -159,8 +159,13 @@ def _include(name: str, included: set[str], chain: tuple[str, ...]) -> Iterator[
     if not path.is_file():
         raise ScriptError(f"{chain[-1]}.lua: include/{name}.lua does not exist")
     source = path.read_text(encoding="utf-8").splitlines()
-    if not source or not re.match(rf"^-- {name}: \S", source[0]) or source[-1] != f"return {name}":
-        raise ScriptError(f"include/{name}.lua: starts with `-- {name}: ...` and ends with `return {name}`")
+    if (
+        not source
+        or not re.match(rf"^-- {name}: \S", source[0])
+        or source[-1] != f"return {name}"
+        or f"local {name} = {{}}" not in source
+    ):
+        raise ScriptError(f"include/{name}.lua: is `-- {name}: ...`, then `local {name} = {{}}` ... `return {name}`")
     body: list[tuple[str, str, int]] = []
     for number, line in enumerate(source, start=1):
         if match := _INCLUDE.match(line):
@@ -168,9 +173,12 @@ def _include(name: str, included: set[str], chain: tuple[str, ...]) -> Iterator[
         else:
             body.append((line, f"include/{name}.lua", number))
     included.add(name)
-    yield f"local {name} = (function()", f"include/{name}.lua", 1
-    yield from body
-    yield "end)()", f"include/{name}.lua", len(source)
+    # A block, not a function: a script runs anew for every call, and each closure it makes costs.
+    yield f"local {name} = {{}} do", f"include/{name}.lua", 1
+    for line, file, number in body:
+        if line not in (f"local {name} = {{}}", f"return {name}"):
+            yield line, file, number
+    yield "end", f"include/{name}.lua", len(source)
 
 
 def _bind(keys: tuple[Slot, ...], args: tuple[Slot, ...]) -> Iterator[str]:

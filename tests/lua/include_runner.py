@@ -14,8 +14,7 @@ def include(name: str) -> Any:
     lua = lua51.LuaRuntime(unpack_returned_tuples=True)
     lua.execute("redis = { call = function(...) error('no server here: ' .. tostring((...))) end }")
     lines = [line for line, _, _ in _include(name, set(), ("test",))]
-    lua.execute("\n".join(line.replace(f"local {name} = ", f"{name} = ", 1) for line in lines))
-    table = lua.globals()[name]
+    table = lua.execute("\n".join([*lines, f"return {name}"]))
     table_from = lua.table_from
     return Include(table, table_from, lua)
 
