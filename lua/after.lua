@@ -152,7 +152,7 @@ if action == "continue" and is_blank then reason = verdict .. "_result" end
 
 -- ---- Write -----------------------------------------------------------------
 trace.add(trace_key, settings, now, {
-  op = "after", run = run, agent = pack.unescape(known.agent), tool = tool, call = call, fp = known.fp,
+  op = "after", run = run, agent = pack.unescape(known.agent), tool = tool, call = call,
   status = status, verdict = verdict ~= "ok" and verdict or "", version = version and num.text(version),
   moved = moved and "1" or "", rounds = own.f.no_progress, digest = string.sub(value_map.value_digest or "", 1, 32),
   bytes = value_map.value_bytes, duration_ms = num.text(math.max(0, now - num.of(known.started))),
