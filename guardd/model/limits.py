@@ -31,6 +31,8 @@ class Limit:
     min: int = 0
     words: tuple[str, ...] = ()
     may_be_unlimited: bool = True
+    unlimited_is_max: bool = False
+    """Unlimited stands for the largest value: how far back a loop is looked for has an end."""
 
 
 LIMITS: dict[str, Limit] = {
@@ -39,8 +41,8 @@ LIMITS: dict[str, Limit] = {
         Limit("max_steps", 20, 60, "admitted calls of a run and its sub-runs"),
         Limit("max_wall_ms", 60_000, 900_000, "time a run may take, pauses left out, ms"),
         Limit("max_same_call", 2, 3, "equal calls within the window", max=1024),
-        Limit("cycle_window", 8, 16, "entries of the window that repeats are counted in", max=1024, may_be_unlimited=False),
-        Limit("max_cycle_period", 8, 8, "longest cycle that is looked for, calls", max=16, may_be_unlimited=False),
+        Limit("cycle_window", 8, 16, "entries of the window that repeats are counted in", max=1024, unlimited_is_max=True),
+        Limit("max_cycle_period", 8, 8, "longest cycle that is looked for, calls", max=16, unlimited_is_max=True),
         Limit("max_no_progress", 3, 8, "results in a row without a higher progress version"),
         Limit("max_denied", 1, 3, "refusals of one agent in a row before the run ends"),
         Limit("max_retries", 3, 3, "declared retries of one call since its last success"),
@@ -80,6 +82,9 @@ def check_limits(limits: Mapping[str, Any], *, field_name: str = "limits") -> di
         if limit.words:
             if value not in limit.words:
                 raise BadArgument(f"{name} is a word", field=where, value=value, limit=" | ".join(limit.words))
+        elif value is None and limit.unlimited_is_max:
+            checked[name] = limit.max
+            continue
         elif value is None:
             if not limit.may_be_unlimited:
                 raise BadArgument(

@@ -46,7 +46,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("open", {"limits": {"max_steps": 2**53}}, "bad_argument", "limits.max_steps"),
     ("open", {"limits": {"max_steps": True}}, "bad_argument", "limits.max_steps"),
     ("open", {"limits": {"max_cycle_period": 17}}, "bad_argument", "limits.max_cycle_period"),
-    ("open", {"limits": {"cycle_window": None}}, "bad_argument", "limits.cycle_window"),
+    ("open", {"limits": {"claim_lease_ms": None}}, "bad_argument", "limits.claim_lease_ms"),
     ("open", {"limits": {"on_refusal": "maybe"}}, "bad_argument", "limits.on_refusal"),
     ("open", {"progress_version": -1}, "bad_argument", "progress_version"),
     ("open", {"progress_version": 1.5}, "bad_argument", "progress_version"),
