@@ -148,19 +148,19 @@ async def test_a_generator_that_is_closed_early_leaves_its_effect_in_doubt(
 
 
 async def test_a_claim_is_renewed_while_its_tool_runs(guard: AsyncGuard) -> None:
-    """The tool takes three leases; nobody else gets its key, and it commits."""
-    run = guard.run("r", limits={"claim_lease_ms": 300})
+    """The tool takes longer than two leases; nobody else gets its key, and it commits."""
+    run = guard.run("r", limits={"claim_lease_ms": 1500})
 
-    @run.tool(key=["order"], lease_ms=300)
+    @run.tool(key=["order"], lease_ms=1500)
     async def refund(order: str) -> str:
-        await asyncio.sleep(0.9)
+        await asyncio.sleep(3.5)
         return "done"
 
     task = asyncio.create_task(refund("a"))
-    await asyncio.sleep(0.6)
+    await asyncio.sleep(2.5)
     with pytest.raises(ToolMustWait) as caught:
         await refund("a")
-    assert (caught.value.answer.reason, 0 < (caught.value.retry_after_ms or 0) <= 300) == ("in_flight", True)
+    assert (caught.value.answer.reason, 0 < (caught.value.retry_after_ms or 0) <= 1500) == ("in_flight", True)
     assert await task == "done"
     assert await states(guard, "r") == {'["a"]': "committed"}
 
