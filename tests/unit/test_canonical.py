@@ -111,7 +111,13 @@ def test_nesting_is_refused_beyond_its_limit_and_taken_up_to_it() -> None:
     for _ in range(canonical.NESTING_MAX):
         deep = [deep]
     assert canonical.normalise(deep) == canonical.normalise(json.dumps(deep)) == deep
-    for too_deep in ([deep], json.dumps([deep]), '{"a":' * 10_000):
+    objects: Any = {}
+    for _ in range(canonical.NESTING_MAX):
+        objects = {"a": objects}
+    with pytest.raises(BadArgument, match="too deep"):
+        canonical.normalise(objects)
+    assert canonical.normalise(objects["a"]) == objects["a"]
+    for too_deep in ([deep], {"a": deep}, json.dumps([deep]), '{"a":' * 10_000):
         with pytest.raises(BadArgument, match="too deep"):
             canonical.normalise(too_deep)
 
@@ -205,8 +211,9 @@ def test_the_size_limit_is_exact_and_counts_what_is_dropped_later() -> None:
             canonical.normalise({"a": fits + char})
     with pytest.raises(BadArgument, match="too large"):
         canonical.normalise({"request_id": "x" * (room + 1)})
-    with pytest.raises(BadArgument, match="too large"):
-        canonical.normalise("[" + ",".join(["1e300"] * 1000) + "]")
+    for longer_than_given in ("[" + ",".join(["1e300"] * 1000) + "]", [1e-7] * 50_000):
+        with pytest.raises(BadArgument, match="too large"):
+            canonical.normalise(longer_than_given)
 
 
 def test_half_a_surrogate_pair_is_named_without_its_text() -> None:
