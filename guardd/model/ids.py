@@ -12,26 +12,38 @@ SEGMENT_BYTES_MAX = 64
 CALL_ID_BYTES_MAX = 128
 NAME_BYTES_MAX = 255
 
-_SEGMENT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-_CALL_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_REASON = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_ALPHABET = "A-Z a-z 0-9 . _ : -"
+_WORD = re.compile(rf"[A-Za-z0-9._:-]{{1,{SEGMENT_BYTES_MAX}}}")
+_PATH = re.compile(rf"{_WORD.pattern}(?:/{_WORD.pattern})*")
+_CALL_ID = re.compile(rf"[\x21-\x7e]{{1,{CALL_ID_BYTES_MAX}}}")
+# Control characters, line and paragraph separators and what reverses the direction of text: none can be seen,
+# and each makes a line of a log or a terminal show something else. Blanks and joiners of other scripts (the
+# ideographic space, the joiner inside an emoji) belong to honest names.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ufffe\uffff]")
 
 
-@lru_cache(maxsize=8192)
 def check_run(run: str) -> str:
     """A run's path: segments of 1 to 64 of A-Z a-z 0-9 . _ : - joined by `/`, at most 384 bytes.
 
     Run ids become parts of keys, so nothing else is ever let through.
     Raises: BadArgument.
     """
-    if not isinstance(run, str) or len(run) > PATH_BYTES_MAX or not run.isascii():
-        raise BadArgument("a run is a short ASCII path", field="run", value=run, limit=f"1..{PATH_BYTES_MAX} bytes")
-    for segment in run.split("/"):
-        if not _SEGMENT.fullmatch(segment):
-            raise BadArgument(
-                "a segment of the run's path is malformed", field="run", value=run,
-                limit=f"segments of 1..{SEGMENT_BYTES_MAX} of A-Z a-z 0-9 . _ : -",
-            )  # fmt: skip
+    if not isinstance(run, str):
+        raise BadArgument("a run is a text", field="run", value=type(run).__name__, limit="a path")
+    if len(run) > PATH_BYTES_MAX:  # before the cache, which then holds short paths only
+        raise BadArgument("the run's path is too long", field="run", value=run, limit=f"1..{PATH_BYTES_MAX} bytes")
+    return _check_path(run)
+
+
+@lru_cache(maxsize=8192)
+def _check_path(run: str) -> str:
+    if not _PATH.fullmatch(run):
+        raise BadArgument(
+            "a segment of the run's path is malformed",
+            field="run",
+            value=run,
+            limit=f"segments of 1..{SEGMENT_BYTES_MAX} of {_ALPHABET}",
+        )
     return run
 
 
@@ -52,15 +64,21 @@ def check_name(field: str, value: str) -> str:
 
     Raises: BadArgument.
     """
+    bytes_min = 0 if field == "agent" else 1
+    limit = f"{bytes_min}..{NAME_BYTES_MAX} bytes of printable UTF-8"
+    if not isinstance(value, str):
+        raise BadArgument("a name is a text", field=field, value=type(value).__name__, limit=limit)
     try:
-        size = len(value.encode()) if isinstance(value, str) else -1
+        size_bytes = len(value) if value.isascii() else len(value.encode())
     except UnicodeEncodeError:
-        size = -1
-    if size > NAME_BYTES_MAX or size < (0 if field == "agent" else 1) or not value.isprintable():
         raise BadArgument(
-            "a name is printable text", field=field, value=value, limit=f"1..{NAME_BYTES_MAX} bytes of UTF-8"
-        )
-    return value
+            "a name holds half a surrogate pair", field=field, value=ascii(value)[1:-1], limit=limit
+        ) from None
+    if not bytes_min <= size_bytes <= NAME_BYTES_MAX:
+        raise BadArgument("a name is empty or too long", field=field, value=value, limit=limit)
+    if (value.isascii() and value.isprintable()) or not _UNPRINTABLE.search(value):
+        return value
+    raise BadArgument("a name holds what cannot be printed", field=field, value=ascii(value)[1:-1], limit=limit)
 
 
 def check_reason(reason: str) -> str:
@@ -68,9 +86,12 @@ def check_reason(reason: str) -> str:
 
     Raises: BadArgument.
     """
-    if not isinstance(reason, str) or not _REASON.fullmatch(reason):
+    if not isinstance(reason, str) or not _WORD.fullmatch(reason):
         raise BadArgument(
-            "a kill has a word as its reason", field="reason", value=reason, limit="1..64 of A-Z a-z 0-9 . _ : -"
+            "a kill has a word as its reason",
+            field="reason",
+            value=reason,
+            limit=f"1..{SEGMENT_BYTES_MAX} of {_ALPHABET}",
         )
     return reason
 
@@ -80,8 +101,13 @@ def root(run: str) -> str:
     return run.partition("/")[0]
 
 
+def depth(run: str) -> int:
+    """How many ancestors a run has: 0 for a root."""
+    return run.count("/")
+
+
 @lru_cache(maxsize=8192)
 def parents(run: str) -> tuple[str, ...]:
     """The ancestors of a run, root first; none for a root."""
     segments = run.split("/")
-    return tuple("/".join(segments[:depth]) for depth in range(1, len(segments)))
+    return tuple("/".join(segments[:level]) for level in range(1, len(segments)))

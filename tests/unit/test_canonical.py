@@ -111,7 +111,13 @@ def test_nesting_is_refused_beyond_its_limit_and_taken_up_to_it() -> None:
     for _ in range(canonical.NESTING_MAX):
         deep = [deep]
     assert canonical.normalise(deep) == canonical.normalise(json.dumps(deep)) == deep
-    for too_deep in ([deep], json.dumps([deep]), '{"a":' * 10_000):
+    objects: Any = {}
+    for _ in range(canonical.NESTING_MAX):
+        objects = {"a": objects}
+    with pytest.raises(BadArgument, match="too deep"):
+        canonical.normalise(objects)
+    assert canonical.normalise(objects["a"]) == objects["a"]
+    for too_deep in ([deep], {"a": deep}, json.dumps([deep]), '{"a":' * 10_000):
         with pytest.raises(BadArgument, match="too deep"):
             canonical.normalise(too_deep)
 
@@ -161,3 +167,69 @@ def test_a_target_ignores_the_other_arguments() -> None:
     assert one == canonical.target("t", {"customer": 7, "text": "b"}, ["customer"])
     assert one != canonical.target("t", {"customer": 8}, ["customer"])
     assert canonical.target("t", {}, ["customer"]) == canonical.target("t", {"customer": None}, ["customer"])
+
+
+@pytest.mark.parametrize(
+    ("args", "field"),
+    [
+        ({"a": {"b": [0, 1, 2, b"x"]}}, "args.a.b[3]"), ('{"a": [{"b": 1e999}]}', "args.a[0].b"),
+        ({"a": {1: 2}}, "args.a"), ('{"a": {"b": 1, "b": 2}}', "args.a.b"), ({"é": 1, "e\u0301": 2}, "args.e\\u0301"),
+        ({"a": ["\ud800"]}, "args.a[0]"), ({"a": [float("nan")]}, "args.a[0]"), ({"n": 10**4300}, "args.n"),
+        ({1, 2}, "args"), ([object()], "args[0]"),
+    ],
+)  # fmt: skip
+def test_what_has_no_form_is_refused_with_its_path(args: Any, field: str) -> None:
+    with pytest.raises(BadArgument) as caught:
+        canonical.normalise(args)
+    assert caught.value.field == field
+    assert caught.value.limit
+
+
+@pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", "-1e999", "1" * 5000, "[" + "x" * 9])
+def test_a_word_that_is_no_number_of_ours_stays_text(text: str) -> None:
+    assert canonical.normalise(text) == text
+
+
+def test_an_integer_of_too_many_digits_is_refused_by_name() -> None:
+    """Python itself raises a bare ValueError when it reads or writes one."""
+    for args in ({"n": 10**5000}, f'{{"n": 1{"0" * 5000}}}'):
+        with pytest.raises(BadArgument, match="too long"):
+            canonical.normalise(args)
+    assert form({"n": 10**4299}) == '{"n":1' + "0" * 4299 + "}"
+
+
+def test_a_blank_json_string_is_an_empty_object_too() -> None:
+    assert canonical.normalise('"  "') == {}
+
+
+def test_the_size_limit_is_exact_and_counts_what_is_dropped_later() -> None:
+    room = canonical.ARGS_BYTES_MAX - len('{"a":""}')
+    for char in ("x", "é"):
+        fits = char * (room // len(char.encode()))
+        assert canonical.normalise({"a": fits}) == {"a": fits}
+        with pytest.raises(BadArgument, match="too large"):
+            canonical.normalise({"a": fits + char})
+    with pytest.raises(BadArgument, match="too large"):
+        canonical.normalise({"request_id": "x" * (room + 1)})
+    for longer_than_given in ("[" + ",".join(["1e300"] * 1000) + "]", [1e-7] * 50_000):
+        with pytest.raises(BadArgument, match="too large"):
+            canonical.normalise(longer_than_given)
+
+
+def test_half_a_surrogate_pair_is_named_without_its_text() -> None:
+    """The text may be a secret, and errors are logged."""
+    with pytest.raises(BadArgument) as caught:
+        canonical.normalise({"password": "hunter2\ud800"})
+    assert "hunter2" not in str(caught.value.as_dict())
+    assert caught.value.value == "U+D800"
+
+
+def test_digests_never_change() -> None:
+    """Stored windows, records and provider keys live longer than a release."""
+    full = canonical.fingerprint("refund", '{"order":"A-1"}')
+    assert full == "0ed66df318ae3cae3b07193fcc69905c2c6c5dd0cc63fac0b54f341949e4df7e"
+    assert canonical.short(full) == "DtZt8xiuPK47Bxk_"
+    assert canonical.target("t", {"c": 7}, ["c"]) == "25GoxOrBEQb_Ky09"
+    assert canonical.record_digest("r", "t", "k") == "acdc7d0eed9fc836668c8fc425d83576f3beffb9"
+    assert canonical.provider_key("r", "t", "k") == "guardd-0ab30b01cb03a18a7a5388952a39dfd3"
+    assert canonical.state_digest({"b": 1, "a": [" x "]}) == "fc59c2c848dd"
