@@ -101,11 +101,6 @@ def root(run: str) -> str:
     return run.partition("/")[0]
 
 
-def depth(run: str) -> int:
-    """How many ancestors a run has: 0 for a root."""
-    return run.count("/")
-
-
 @lru_cache(maxsize=8192)
 def parents(run: str) -> tuple[str, ...]:
     """The ancestors of a run, root first; none for a root."""
