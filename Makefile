@@ -7,10 +7,10 @@ SCENARIOS ?= tests/scenarios
 STORE ?= embedded:
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo replay test bench docs check mutants lock clean
+.PHONY: help setup run demo replay test bench docs check mutants faults faults-long lock clean
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## install guardd and its development tools into .venv
 
@@ -48,6 +48,12 @@ check: $(STAMP) ## lint, types, layers, file sizes
 
 mutants: $(STAMP) ## break each rule on purpose; a test must notice
 	$(BIN)/python -m tests.mutants
+
+faults: $(STAMP) ## break servers, workers, networks, disks and clocks; no effect may run twice
+	$(BIN)/python -m tests.fault
+
+faults-long: $(STAMP) ## partitions, failovers, a long soak (about 25 minutes)
+	$(BIN)/python -m tests.fault --long
 
 lock: $(STAMP) ## write constraints.txt anew from what .venv holds
 	$(BIN)/python -m pip freeze --exclude-editable --disable-pip-version-check | grep -v '^guardd' > constraints.txt
