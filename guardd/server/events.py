@@ -14,11 +14,12 @@ import structlog
 from redis import exceptions as driver
 from redis.asyncio import Redis
 
-from guardd.store.base import ServerStore, Store
+from guardd.store.base import Store
 
 log = structlog.get_logger()
 
 RECONNECT_S = 0.2
+QUIET_S = 10.0
 
 
 class Watcher(Protocol):
@@ -40,8 +41,8 @@ class Events:
 
     async def start(self) -> None:
         """Listens from now on; a fake store publishes nothing."""
-        if isinstance(self._store, ServerStore):
-            self._task = asyncio.create_task(self._listen(self._store))
+        if self._store.event_pool() is not None:
+            self._task = asyncio.create_task(self._listen())
             await self.is_listening.wait()
 
     def watch(self, watcher: Watcher, run: str) -> None:
@@ -65,17 +66,25 @@ class Events:
         for watcher in heard:
             watcher.notify("event", {**event, "published_ms": time.time_ns() // 1_000_000})
 
-    async def _listen(self, store: ServerStore) -> None:
+    async def _listen(self) -> None:
         while True:
-            client: Any = Redis(connection_pool=store.pool)
+            client: Any = Redis(connection_pool=self._store.event_pool())
             subscription = client.pubsub()
             try:
                 await subscription.subscribe(self._channel)
                 self.is_listening.set()
-                async for message in subscription.listen():
-                    if message["type"] == "message":
+                is_asked = False
+                while True:
+                    message = await subscription.get_message(timeout=QUIET_S)
+                    if message is None:
+                        # A server that is cut off sends nothing, not even an end: it has to answer a ping.
+                        if is_asked:
+                            raise driver.ConnectionError("the server of the subscription answers no more")
+                        await subscription.ping()
+                    elif message["type"] == "message":
                         text = message["data"].decode()
                         self.publish(dict(part.split("=", 1) for part in text.split()))
+                    is_asked = message is None
             except (driver.RedisError, OSError) as error:
                 log.warning("events.lost", error=str(error))
             finally:

@@ -16,6 +16,7 @@ class FakeStore:
 
     kind = "fake"
     durability = "memory"
+    trouble = ""
 
     def __init__(self) -> None:
         try:
@@ -51,6 +52,16 @@ class FakeStore:
             return await self._client.execute_command(*command)
         except driver.RedisError as error:
             return error
+
+    async def prove(self) -> None:
+        """See Store; there is nothing to prove."""
+
+    async def confirm(self) -> None:
+        """See Store."""
+
+    def event_pool(self) -> None:
+        """See Store."""
+        return
 
     async def close(self) -> None:
         """See Store."""
