@@ -17,7 +17,7 @@ import uvloop
 from guardd_client import GuardRequestError, GuardUnavailable
 
 from guardd import __version__
-from guardd.cli import control, demo, replay, serve, wrap
+from guardd.cli import control, demo, doctor, replay, serve, wrap
 from guardd.model.errors import BadArgument, GuardError, StoreRefused, StoreUnavailable
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE = 0, 1, 2, 3
@@ -33,6 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     control.add_commands(commands)
     wrap.add_commands(commands)
     demo.add_command(commands)
+    doctor.add_command(commands)
     replay.add_command(commands)
     version = commands.add_parser("version", help="print the version")
     version.add_argument("--json", action="store_true")

@@ -20,6 +20,7 @@ from guardd.engine.context import Context
 from guardd.engine.deny_rules import DenyRules
 from guardd.engine.link import Link
 from guardd.engine.shaping import amounts
+from guardd.engine.sweep import Sweep
 from guardd.model import ids
 from guardd.model.answers import Answer
 from guardd.model.errors import BadArgument, ChangeRequired, ClockNotAllowed
@@ -27,7 +28,7 @@ from guardd.model.limits import changes_text, check_limits, parse_limits
 from guardd.model.reasons import FREEZE_SCOPES, RESUME_CHANGES
 from guardd.protocol import operations as ops
 from guardd.scripts import stubs
-from guardd.scripts.stubs import Map
+from guardd.scripts.bind import Map
 from guardd.store.base import Store
 
 Reply = dict[str, Any]
@@ -46,7 +47,8 @@ class Engine:
         self.context = Context(link, config or EngineConfig())
         self.deny_rules = DenyRules(link, self.context.keys)
         self.reader = self.context.reader
-        calls = Calls(self.context, self.deny_rules)
+        self.sweep = Sweep(self.context)
+        calls = Calls(self.context, self.deny_rules, self.sweep)
         self.before, self.after, self.renew, self.resolve = (
             calls.before,
             calls.after,
@@ -237,6 +239,11 @@ class Engine:
     async def deny_rule(self, request: ops.DenyRule) -> Answer:
         """Set or remove an emergency rule for all runs (SPEC 2.8)."""
         await self.deny_rules.change(request)
+        return Answer(action="continue")
+
+    async def confirm(self, request: ops.Confirm) -> Answer:
+        """The store may be trusted as it is now; every daemon grants again within a second (SPEC 5)."""
+        await self.context.link.store.confirm()
         return Answer(action="continue")
 
     async def forget(self, request: ops.Forget) -> Answer:

@@ -60,7 +60,7 @@ class Open(RunParams, frozen=True, kw_only=True):
 
 
 class Before(RunParams, frozen=True, kw_only=True):
-    """May this call run now?"""
+    """May this call run now? wait_ms: how long to wait for an owner of its effect who is at work."""
 
     call: str
     tool: str
@@ -73,6 +73,7 @@ class Before(RunParams, frozen=True, kw_only=True):
     progress_version: Whole | None = None
     usage: Usage | None = None
     reserve: Usage | None = None
+    wait_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
 
 
 class After(RunParams, frozen=True, kw_only=True):
@@ -188,6 +189,12 @@ class DenyRule(Params, frozen=True, kw_only=True):
     remove: bool = False
 
 
+class Confirm(Params, frozen=True, kw_only=True):
+    """An operator has looked: the store may be trusted as it is now, after a flush, a rollback or a failover."""
+
+    note: Text | None = None
+
+
 class Inspect(RunParams, frozen=True, kw_only=True):
     """Counters, limits, window and envelope of one run."""
 
@@ -274,6 +281,7 @@ OPERATIONS: dict[str, Operation] = {
         ),
         Operation("deny_rule", DenyRule, "operator", ("continue",)),
         Operation("forget", Forget, "operator", ("continue",), ("unknown_run",)),
+        Operation("confirm", Confirm, "operator", ("continue",)),
         Operation("inspect", Inspect, "reader", (), ("unknown_run",)),
         Operation("runs", Runs, "reader"),
         Operation("trace", Trace, "reader"),

@@ -7,6 +7,8 @@ import os
 import secrets
 import signal
 import socket
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import structlog
@@ -23,6 +25,7 @@ from guardd.store.embedded import prepare_directory
 log = structlog.get_logger()
 
 SWEEP_S = 1.0
+RECHECK_S = 30.0
 
 
 class Daemon:
@@ -52,17 +55,20 @@ class Daemon:
             durability=self.settings.durability or None,
             timeout_ms=self.settings.store_timeout_ms,
             pipes=2,
+            prefix=self.settings.prefix,
+            memory=state_dir / "canary.json",
         )
         try:
             engine = Engine(opened.store, config)
             self._events = Events(opened.store, engine.context.keys.events)
             await self._events.start()
+            self._events.on_settled = self._wake
             self._server = Server(engine, self._events, self.settings)
             self.addresses = await self._server.start()
         except BaseException:
             await self.stop()
             raise
-        self._sweeper = asyncio.create_task(self._every_second(engine))
+        self._sweeper = asyncio.create_task(self._watch_store(opened))
         self._say_start(opened)
         notify_systemd("READY=1")
 
@@ -83,13 +89,49 @@ class Daemon:
         if opened.embedded is not None:
             log.info("store.readable", command=opened.embedded.cli_line)
 
-    async def _every_second(self, engine: Engine) -> None:
+    async def _watch_store(self, opened: OpenedStore) -> None:
+        """Every second: is it still our store, which deny rules hold, which leases are over. Every 30 s: what it promises."""
+        assert self._server is not None
+        began = checked_s = time.monotonic()
+        trouble = ""
         while True:
-            try:
-                await engine.deny_rules.read()
-            except GuardError as error:
-                log.warning("deny_rules.unread", error=error.message)
-            await asyncio.sleep(SWEEP_S)
+            jobs: list[Callable[[], Awaitable[None]]] = [opened.prove, self._server.engine.deny_rules.read]
+            if not self.settings.virtual_clock:
+                jobs.append(self._sweep)
+            for job in jobs:
+                try:
+                    await job()
+                except GuardError as error:
+                    log.warning("store.unanswered", job=job.__qualname__, error=error.message)
+            if time.monotonic() - checked_s >= RECHECK_S:
+                checked_s = time.monotonic()
+                await self._recheck(opened)
+            if opened.store.trouble != trouble:
+                trouble = opened.store.trouble
+                if trouble:
+                    log.error("store.distrusted", why=trouble)
+                else:
+                    log.info("store.trusted")
+            await asyncio.sleep(max(0.0, SWEEP_S - (time.monotonic() - began) % SWEEP_S))
+
+    def _wake(self, key: str) -> None:
+        if self._server is not None:
+            self._server.engine.context.wakeups.wake(key)
+
+    async def _sweep(self) -> None:
+        assert self._server is not None
+        for record in await self._server.engine.sweep.once():
+            log.warning("effect.in_doubt", run=record.get("run"), tool=record.get("tool"), scope=record.get("scope"))
+
+    async def _recheck(self, opened: OpenedStore) -> None:
+        before = opened.report.warnings if opened.report else ()
+        try:
+            await opened.recheck()
+        except GuardError as error:
+            log.warning("store.unanswered", job="recheck", error=error.message)
+        for warning in opened.report.warnings if opened.report else ():
+            if warning not in before:
+                log.warning("store.warned", warning=warning)
 
     def reload(self, settings: Settings) -> None:
         """Takes policies and tool rules of new settings; addresses and store stay (SIGHUP)."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import structlog
@@ -38,6 +39,7 @@ class Events:
         self._watchers: dict[str, set[Watcher]] = {}
         self._task: asyncio.Task[None] | None = None
         self.is_listening = asyncio.Event()
+        self.on_settled: Callable[[str], None] = lambda _: None
 
     async def start(self) -> None:
         """Listens from now on; a fake store publishes nothing."""
@@ -55,6 +57,13 @@ class Events:
             watchers.discard(watcher)
             if not watchers:
                 del self._watchers[run]
+
+    def hear(self, event: dict[str, str]) -> None:
+        """Takes what a script published: a settled effect wakes who waits for it, the rest is for watchers."""
+        if event.get("event") == "settled":
+            self.on_settled(event.get("key", ""))
+        else:
+            self.publish(event)
 
     def publish(self, event: dict[str, str]) -> None:
         """Tells everybody whom an event concerns: a kill of a run ends its sub-runs too."""
@@ -82,8 +91,7 @@ class Events:
                             raise driver.ConnectionError("the server of the subscription answers no more")
                         await subscription.ping()
                     elif message["type"] == "message":
-                        text = message["data"].decode()
-                        self.publish(dict(part.split("=", 1) for part in text.split()))
+                        self.hear(dict(part.split("=", 1) for part in message["data"].decode().split()))
                     is_asked = message is None
             except (driver.RedisError, OSError) as error:
                 log.warning("events.lost", error=str(error))

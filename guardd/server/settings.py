@@ -37,7 +37,7 @@ class Settings:
     )
     store: str = setting("embedded:", "where the state lives; see docs/store.md", unit="URL")
     state_dir: str = setting(".guardd", "files of the daemon and of an embedded store", unit="DIR")
-    durability: str = setting("", "memory or fsync; empty: fsync when embedded, else memory", unit="WORD")
+    durability: str = setting("", "memory, fsync or replicated; empty: fsync when embedded, else memory", unit="WORD")
     prefix: str = setting("guardd", "of every key", unit="WORD")
     default_policy: str = setting("agent", "of runs that name none", unit="NAME")
     store_timeout_ms: int = setting(2000, "after this a store command counts as unanswered", unit="MS", least=10)

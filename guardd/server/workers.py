@@ -52,7 +52,7 @@ class Workers:
         redact_key(state_dir)
         opened = await open_store(
             self._settings.store, state_dir=state_dir / "store", durability=self._settings.durability or None,
-            timeout_ms=self._settings.store_timeout_ms,
+            timeout_ms=self._settings.store_timeout_ms, prefix=self._settings.prefix, memory=state_dir / "canary.json",
         )  # fmt: skip
         try:
             self._listeners, addresses = bind_listeners(self._settings.listen)

@@ -8,7 +8,7 @@ the caller's to send again under the same call id.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -95,8 +95,22 @@ class Store(Protocol):
     def event_pool(self) -> ConnectionPool | None:
         """Where to listen to published events; None: nothing is published."""
 
+    async def scan(self, pattern: str) -> list[bytes]:
+        """The keys that a glob matches, on every primary. For clearing up after tests and the player."""
+
     async def close(self) -> None:
         """Lets connections go."""
+
+
+async def scanned(execute: Callable[..., Awaitable[list[Reply]]], pattern: str) -> list[bytes]:
+    """The keys of one server that a glob matches."""
+    found: list[bytes] = []
+    cursor: Any = "0"
+    while True:
+        ((cursor, keys),) = await execute(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000))
+        found += keys
+        if int(cursor) == 0:
+            return found
 
 
 class Scripts:

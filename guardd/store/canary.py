@@ -92,6 +92,7 @@ class Canaries:
 
         Raises: StoreUnavailable.
         """
+        floors = {key: known.beat for key, known in self._known.items()}  # as of before the question
         found = await execute(*(("HMGET", key, *_FIELDS) for key in self.keys))
         commands: list[Command] = []
         for key, reply in zip(self.keys, found, strict=True):
@@ -104,7 +105,9 @@ class Canaries:
                 known.id, known.beat, known.trouble = identity, int(beat or 0), ""
                 continue
             known.was_seen = True
-            known.trouble = known.trouble or self._compare(key, known, identity, int(beat or 0)) or suspect
+            known.trouble = (
+                known.trouble or self._compare(key, known.id, floors[key], identity, int(beat or 0)) or suspect
+            )
             if known.trouble and not suspect:
                 commands.append(("HSET", key, "suspect", known.trouble, "suspect_ms", time.time_ns() // 1_000_000))
             elif not known.trouble and not identity:
@@ -119,13 +122,13 @@ class Canaries:
         self._save()
 
     @staticmethod
-    def _compare(key: Key, known: Known, identity: str, beat: int) -> str:
-        if known.id and not identity:
+    def _compare(key: Key, known_id: str, floor: int, identity: str, beat: int) -> str:
+        if known_id and not identity:
             return f"the canary {key} is gone: the store was flushed, or it is another one; {_CURE}"
-        if known.id and identity != known.id:
-            return f"the canary {key} is of another store ({identity}, {known.id} was known); {_CURE}"
-        if beat < known.beat:
-            return f"the store went back: its canary {key} says {beat}, {known.beat} was seen before; {_CURE}"
+        if known_id and identity != known_id:
+            return f"the canary {key} is of another store ({identity}, {known_id} was known); {_CURE}"
+        if beat < floor:
+            return f"the store went back: its canary {key} says {beat}, {floor} was seen before; {_CURE}"
         return ""
 
     async def confirm(self, execute: Execute) -> None:

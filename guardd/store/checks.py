@@ -30,8 +30,12 @@ class ServerReport:
 def merged(reports: dict[str, ServerReport]) -> ServerReport:
     """One report of several primaries: the first one's promise, the warnings of all."""
     first = next(iter(reports.values()))
-    warnings = [f"{name}: {warning}" for name, report in reports.items() for warning in report.warnings]
-    return ServerReport(first.server, first.version, first.promise, tuple(warnings))
+    warned: dict[str, list[str]] = {}
+    for name, report in reports.items():
+        for warning in report.warnings:
+            warned.setdefault(warning, []).append(name)
+    warnings = tuple(f"{', '.join(names)}: {warning}" for warning, names in warned.items())
+    return ServerReport(first.server, first.version, first.promise, warnings)
 
 
 async def check_server(

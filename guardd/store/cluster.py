@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from redis import exceptions as driver
@@ -16,7 +17,7 @@ from redis.asyncio.connection import ConnectionPool
 
 from guardd.keys import SLOTS, Key, slot_of
 from guardd.model.errors import StoreUnavailable
-from guardd.store.base import Command, Reply, ScriptLike, Scripts, checked, refuse_grants
+from guardd.store.base import Command, Reply, ScriptLike, Scripts, checked, refuse_grants, scanned
 from guardd.store.canary import BatchProof, Canaries
 from guardd.store.errors import map_error
 from guardd.store.server import Node
@@ -132,7 +133,7 @@ class ClusterStore:
 
     async def execute(self, *commands: Command) -> list[Reply]:
         """See Store; commands of different nodes travel side by side."""
-        nodes = [await self._owner_of(str(command[1])) for command in commands]
+        nodes = [await self._owner_of(_key(command)) for command in commands]
         groups: dict[int, list[int]] = {}
         for number, node in enumerate(nodes):
             groups.setdefault(id(node), []).append(number)
@@ -150,11 +151,11 @@ class ClusterStore:
 
     async def transaction(self, *commands: Command) -> list[Reply]:
         """See Store."""
-        node = await self._owner_of(str(commands[0][1]))
+        node = await self._owner_of(_key(commands[0]))
         replies = await self._sent(node, ("MULTI",), *commands, ("EXEC",))
         if any(isinstance(reply, driver.MovedError) for reply in replies):
             await self.map_slots()
-            replies = await self._sent(await self._owner_of(str(commands[0][1])), ("MULTI",), *commands, ("EXEC",))
+            replies = await self._sent(await self._owner_of(_key(commands[0])), ("MULTI",), *commands, ("EXEC",))
         return list(checked(replies, where="a transaction")[-1])
 
     async def script(
@@ -166,7 +167,7 @@ class ClusterStore:
         node = await self._owner_of(keys[0])
         first: list[Command] = []
         for command in before:
-            if await self._owner_of(str(command[1])) is node:
+            if await self._owner_of(_key(command)) is node:
                 first.append(command)
             else:
                 await self.execute(command)
@@ -190,10 +191,10 @@ class ClusterStore:
         try:
             return await node.execute(*commands)
         except StoreUnavailable:
-            self._forget_owner(str(commands[-1][1]) if len(commands[-1]) > 1 else str(commands[1][1]))
+            self._forget_owner(next(_key(each) for each in commands if len(each) > 1))
             raise
 
-    def _forget_owner(self, key: str) -> None:
+    def _forget_owner(self, key: str | bytes) -> None:
         """The next request for this slot asks who holds it now."""
         self._owner[slot_of(key)] = None
 
@@ -232,7 +233,21 @@ class ClusterStore:
         """See Store: what one node publishes is heard on all."""
         return self._node(next(iter(self.replicas_of or dict.fromkeys(self._seeds)))).pool
 
+    async def scan(self, pattern: str) -> list[bytes]:
+        """See Store."""
+        await self.map_slots()
+        found: list[bytes] = []
+        for address in self.replicas_of:
+            found += await scanned(partial(self.on_primary, address), pattern)
+        return found
+
     async def close(self) -> None:
         """See Store."""
         for node in self._nodes.values():
             await node.close()
+
+
+def _key(command: Command) -> str | bytes:
+    """The key of a plain command is its first argument."""
+    key = command[1]
+    return key if isinstance(key, bytes) else str(key)

@@ -8,7 +8,7 @@ from typing import Any
 from redis import exceptions as driver
 
 from guardd.model.errors import StoreRefused
-from guardd.store.base import Command, Reply, ScriptLike, Scripts, checked
+from guardd.store.base import Command, Reply, ScriptLike, Scripts, checked, scanned
 
 
 class FakeStore:
@@ -62,6 +62,10 @@ class FakeStore:
     def event_pool(self) -> None:
         """See Store."""
         return
+
+    async def scan(self, pattern: str) -> list[bytes]:
+        """See Store."""
+        return await scanned(self.execute, pattern)
 
     async def close(self) -> None:
         """See Store."""

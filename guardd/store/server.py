@@ -8,7 +8,7 @@ from typing import Any
 from redis import exceptions as driver
 from redis.asyncio.connection import ConnectionPool
 
-from guardd.store.base import Command, LoadedScript, Reply, ScriptLike, Scripts, checked, refuse_grants
+from guardd.store.base import Command, LoadedScript, Reply, ScriptLike, Scripts, checked, refuse_grants, scanned
 from guardd.store.canary import BatchProof, Canaries
 from guardd.store.pipe import Pipe, Proof
 
@@ -123,6 +123,10 @@ class ServerStore:
     def event_pool(self) -> ConnectionPool:
         """See Store."""
         return self.node.pool
+
+    async def scan(self, pattern: str) -> list[bytes]:
+        """See Store."""
+        return await scanned(self.execute, pattern)
 
     async def close(self) -> None:
         """See Store."""

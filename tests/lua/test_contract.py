@@ -135,7 +135,7 @@ async def test_a_key_of_a_wrong_type_changes_nothing(
     key = {"run": keys.run("r"), "marks": keys.marks("r"), "calls": keys.calls("r"), "trace": keys.trace("r"),
            "op": keys.op("r", digest)}[broken]  # fmt: skip
     await real.execute(("DEL", key), ("SET", key, "not what it should be"))
-    opened = OpenedStore(real, None, None, "")
+    opened = OpenedStore(real, None, "")
     before = await snapshot(opened, prefix)
     try:
         await guard.call(op, {"run": "r", "at_ms": 5, **OPERATIONS[op]})
