@@ -68,6 +68,19 @@ async def make_guard(opened: OpenedStore, prefix: str) -> AsyncIterator[Callable
     await assert_expiries(opened.store, prefix)
 
 
+@pytest.fixture
+def make_real(real: Store, prefix: str) -> Callable[[], Engine]:
+    """Engines on the real server only."""
+
+    def make() -> Engine:
+        policies = {"reference": REFERENCE}
+        return Engine(
+            real, EngineConfig(policies=policies, default_policy="reference", prefix=prefix, virtual_clock=True)
+        )
+
+    return make
+
+
 async def assert_expiries(store: Store, prefix: str) -> None:
     """No key without an expiry but those that SPEC 3 lets live: indexes, and claims or doubts."""
     (keys,) = await store.execute(("KEYS", f"{prefix}:*"))

@@ -56,10 +56,9 @@ class DenyRules:
         """Reads all rules from the store."""
         asked_s = time.monotonic()
         (stored,) = await self._store.execute(("HGETALL", self._keys.deny))
-        items = stored.items() if isinstance(stored, dict) else zip(stored[::2], stored[1::2], strict=True)
         self._rules = {
             (name.decode() if isinstance(name, bytes) else name): msgspec.json.decode(rule, type=StoredRule)
-            for name, rule in items
+            for name, rule in zip(stored[::2], stored[1::2], strict=True)
         }
         self._read_s = asked_s
 

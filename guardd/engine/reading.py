@@ -245,8 +245,6 @@ def _text(value: Any) -> str:
 
 
 def _fields(reply: Any) -> Fields:
-    if isinstance(reply, dict):
-        return {_text(name): _text(value) for name, value in reply.items()}
     return {_text(name): _text(value) for name, value in zip(reply[::2], reply[1::2], strict=True)}
 
 

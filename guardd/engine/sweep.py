@@ -14,7 +14,7 @@ from guardd.engine.shaping import pairs, text
 from guardd.keys import Key
 from guardd.scripts import stubs
 
-CHUNK = 200
+CHUNK = 50
 ALL_EVERY = 60
 """Every so many sweeps all records are looked at that are past their lease, not only the new ones."""
 

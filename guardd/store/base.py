@@ -43,11 +43,15 @@ class LoadedScript:
 class Unproved(StoreUnavailable):
     """A script ran, but its write does not stand as firmly as it must: nothing may be granted on it.
 
-    replies: what the server said; a claim that was granted in it is to be withdrawn.
+    replies:         what the server said; a claim that was granted in it is to be withdrawn.
+    spares_records:  what records, ends or holds stands all the same; only grants are refused.
     """
 
-    def __init__(self, message: str, *, value: str, replies: list[Reply] | None = None) -> None:
+    def __init__(
+        self, message: str, *, value: str, spares_records: bool = False, replies: list[Reply] | None = None
+    ) -> None:
         super().__init__(message, field="store", value=value)
+        self.spares_records = spares_records
         self.replies = replies or []
 
 
@@ -139,11 +143,15 @@ def checked(replies: list[Reply], *, where: str) -> list[Reply]:
     return replies
 
 
+def may_grant(script: ScriptLike) -> bool:
+    """False for what only records, ends or holds: the same scripts that may run when memory is full."""
+    return "allow-oom" not in script.flags
+
+
 def refuse_grants(script: ScriptLike, trouble: str) -> None:
     """Lets through, while the store is in doubt, only what records, ends or holds.
 
-    The scripts that may run when memory is full are the same ones: commits, kills and renewals, never a grant.
     Raises: StoreUnavailable.
     """
-    if trouble and "allow-oom" not in script.flags:
+    if trouble and may_grant(script):
         raise StoreUnavailable(trouble, field="store", value="not trusted")

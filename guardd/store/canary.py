@@ -79,7 +79,7 @@ class Canaries:
                 return None
             if reply <= floor:
                 known.trouble = f"the store went back: its canary {key} says {reply}, {floor} was seen before; {_CURE}"
-                return Unproved(known.trouble, value="rolled back")
+                return Unproved(known.trouble, value="rolled back", spares_records=True)
             known.beat = max(known.beat, reply)
             return None
 

@@ -17,7 +17,7 @@ from redis.asyncio.connection import ConnectionPool
 
 from guardd.keys import SLOTS, Key, slot_of
 from guardd.model.errors import StoreUnavailable
-from guardd.store.base import Command, Reply, ScriptLike, Scripts, checked, refuse_grants, scanned
+from guardd.store.base import Command, Reply, ScriptLike, Scripts, checked, may_grant, refuse_grants, scanned
 from guardd.store.canary import BatchProof, Canaries
 from guardd.store.errors import map_error
 from guardd.store.server import Node
@@ -173,7 +173,7 @@ class ClusterStore:
                 await self.execute(command)
         call: Command = ("EVALSHA", loaded.sha, len(keys), *keys, *args)
         try:
-            replies = await node.script(loaded, call, *first)
+            replies = await node.script(loaded, call, *first, is_grant=may_grant(script))
         except StoreUnavailable:
             self._forget_owner(keys[0])
             raise
@@ -184,7 +184,7 @@ class ClusterStore:
             # Index commands may have been sent to a node that moved, too; they are hints and go again.
             for command in first:
                 await self.execute(command)
-            reply = (await target.script(loaded, call, *asking))[-1]
+            reply = (await target.script(loaded, call, *asking, is_grant=may_grant(script)))[-1]
         return checked([reply], where=f"the script {script.name}")[-1]
 
     async def _sent(self, node: Node, *commands: Command) -> list[Reply]:

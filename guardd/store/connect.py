@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from redis import exceptions as driver
+from redis.asyncio.sentinel import Sentinel
 
 from guardd.keys import Keys
 from guardd.model.errors import BadArgument, StoreRefused, StoreUnavailable
@@ -79,6 +80,7 @@ class OpenedStore:
         embedded: EmbeddedServer | None = None,
         check: Callable[[], Awaitable[ServerReport]] | None = None,
         follow: Callable[[], Awaitable[None]] | None = None,
+        sentinel: Sentinel | None = None,
     ) -> None:
         self.store = store
         self.report = report
@@ -86,6 +88,7 @@ class OpenedStore:
         self.url = url
         self._check = check
         self._follow = follow
+        self._sentinel = sentinel
 
     async def prove(self) -> None:
         """Looks whether this is still the primary, and the store it was. Once a second.
@@ -113,6 +116,8 @@ class OpenedStore:
     async def close(self) -> None:
         """Closes the connections, then stops an embedded server."""
         await self.store.close()
+        if self._sentinel is not None:
+            await _close(self._sentinel)
         if self.embedded is not None:
             await self.embedded.stop()
 
@@ -198,7 +203,7 @@ async def _single(asked: Opening, url: str, kind: str, durability: str, embedded
             replicas = await _connected_replicas(probe)
         finally:
             await probe.close()
-    return await _checked(_server_store(asked, pool, kind, durability, replicas), shown(url), embedded)
+    return await _checked(_server_store(asked, pool, kind, durability, replicas), shown(url), embedded=embedded)
 
 
 async def _sentinel(asked: Opening) -> OpenedStore:
@@ -209,27 +214,33 @@ async def _sentinel(asked: Opening) -> OpenedStore:
         )
     sentinel = sentinel_for(hosts)
     durability = asked.durability or "memory"
-    try:
-        replicas = await _sentinel_replicas(sentinel, hosts.name)
-    except (driver.RedisError, OSError) as error:
-        raise map_error(error, where=f"the Sentinels of {shown(asked.url)}") from error
-    store = _server_store(asked, sentinel_pool(hosts, sentinel), "sentinel", durability, replicas)
     primary: list[Any] = []
 
     async def follow() -> None:
         """Sentinels may name another primary while the old one still answers: its connections are dropped."""
         try:
-            address = await asyncio.wait_for(
-                sentinel.discover_master(hosts.name),
-                asked.timeout_ms / 1000,
-            )
+            address = await asyncio.wait_for(sentinel.discover_master(hosts.name), asked.timeout_ms / 1000)
         except (driver.RedisError, OSError, TimeoutError) as error:
             raise map_error(error, where="the Sentinels") from error
         if primary and primary[0] != address:
             await store.node.reconnect()
         primary[:] = [address]
 
-    return await _checked(store, shown(asked.url), None, follow)
+    try:
+        replicas = await _sentinel_replicas(sentinel, hosts.name)
+        store = _server_store(asked, sentinel_pool(hosts, sentinel), "sentinel", durability, replicas)
+        return await _checked(store, shown(asked.url), follow=follow, sentinel=sentinel)
+    except (driver.RedisError, OSError) as error:
+        await _close(sentinel)
+        raise map_error(error, where=f"the Sentinels of {shown(asked.url)}") from error
+    except BaseException:
+        await _close(sentinel)
+        raise
+
+
+async def _close(sentinel: Sentinel) -> None:
+    for client in sentinel.sentinels:
+        await client.aclose()
 
 
 async def _cluster(asked: Opening) -> OpenedStore:
@@ -280,17 +291,14 @@ def _server_store(asked: Opening, pool: Any, kind: str, durability: str, replica
     )  # fmt: skip
 
 
-async def _checked(
-    store: ServerStore, url: str, embedded: EmbeddedServer | None,
-    follow: Callable[[], Awaitable[None]] | None = None,
-) -> OpenedStore:  # fmt: skip
+async def _checked(store: ServerStore, url: str, **more: Any) -> OpenedStore:
     async def check() -> ServerReport:
         return await check_server(
             store.execute, durability=store.durability, kind=store.kind, replicas=store.replicas_known
         )
 
     try:
-        return OpenedStore(store, await check(), url, embedded=embedded, check=check, follow=follow)
+        return OpenedStore(store, await check(), url, check=check, **more)
     except BaseException:
         await store.close()
         raise

@@ -25,7 +25,8 @@ class FakeStore:
             raise StoreRefused(
                 "fakeredis: needs the extra: pip install 'guardd[fake]'", field="store", value="fakeredis:"
             ) from error
-        self._client: Any = fakeredis.FakeAsyncRedis()
+        self._client: Any = fakeredis.FakeAsyncRedis(protocol=2)
+        self._client.response_callbacks.clear()  # replies in the shapes of the wire, as from a server
         self._scripts = Scripts(with_flags=False)
 
     async def execute(self, *commands: Command) -> list[Reply]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from hiredis import pack_command
 from redis import exceptions as driver
@@ -14,6 +14,7 @@ from guardd.model.errors import StoreUnavailable
 from guardd.store.base import Command, Reply, Unproved
 from guardd.store.errors import map_error
 
+Kind = Literal["plain", "record", "grant"]
 Judge = Callable[[list[Reply]], Unproved | None]
 
 
@@ -25,10 +26,10 @@ class Proof(Protocol):
 
 
 class Entry(NamedTuple):
-    """The commands of one caller. is_script: their writes have to be proved."""
+    """The commands of one caller. kind: plain, or a script whose writes have to be proved: it records, or may grant."""
 
     commands: list[Command]
-    is_script: bool
+    kind: Kind
     future: asyncio.Future[list[Reply]]
 
 
@@ -55,13 +56,13 @@ class Pipe:
         self._queue: list[Entry] = []
         self._sender: asyncio.Task[None] | None = None
 
-    async def execute(self, commands: list[Command], *, is_script: bool = False) -> list[Reply]:
+    async def execute(self, commands: list[Command], *, kind: Kind = "plain") -> list[Reply]:
         """Replies in order; an error reply stands in the list as an exception.
 
         Raises: StoreUnavailable. Unproved: with the replies of a script whose write is not proved.
         """
         future: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
-        self._queue.append(Entry(commands, is_script, future))
+        self._queue.append(Entry(commands, kind, future))
         if self._sender is None:
             self._sender = asyncio.create_task(self._drain())
         return await future
@@ -95,14 +96,14 @@ class Pipe:
         """Sends a batch and reads its replies; scripts are answered when the proof was read, too."""
         closing: list[Command] = []
         judge: Judge | None = None
-        if self._proof is not None and any(entry.is_script for entry in batch):
+        if self._proof is not None and any(entry.kind != "plain" for entry in batch):
             closing, judge = self._proof.begin()
         sent = [pack(command) for entry in batch for command in entry.commands] + [pack(each) for each in closing]
         await connection.send_packed_command(b"".join(sent), check_health=False)
         unproved: list[tuple[Entry, list[Reply]]] = []
         for entry in batch:
             replies = [await self._read(connection) for _ in entry.commands]
-            if entry.is_script and judge is not None:
+            if entry.kind != "plain" and judge is not None:
                 unproved.append((entry, replies))
             elif not entry.future.done():
                 entry.future.set_result(replies)
@@ -112,7 +113,7 @@ class Pipe:
         for entry, replies in unproved:
             if entry.future.done():
                 continue
-            if verdict is None:
+            if verdict is None or (verdict.spares_records and entry.kind == "record"):
                 entry.future.set_result(replies)
             else:
                 entry.future.set_exception(Unproved(verdict.message, value=verdict.value, replies=replies))

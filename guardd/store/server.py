@@ -8,9 +8,19 @@ from typing import Any
 from redis import exceptions as driver
 from redis.asyncio.connection import ConnectionPool
 
-from guardd.store.base import Command, LoadedScript, Reply, ScriptLike, Scripts, checked, refuse_grants, scanned
+from guardd.store.base import (
+    Command,
+    LoadedScript,
+    Reply,
+    ScriptLike,
+    Scripts,
+    checked,
+    may_grant,
+    refuse_grants,
+    scanned,
+)
 from guardd.store.canary import BatchProof, Canaries
-from guardd.store.pipe import Pipe, Proof
+from guardd.store.pipe import Kind, Pipe, Proof
 
 
 class Node:
@@ -32,14 +42,15 @@ class Node:
         """Replies in order, errors among them as exceptions."""
         return await self._pipe().execute(list(commands))
 
-    async def script(self, loaded: LoadedScript, call: Command, *before: Command) -> list[Reply]:
+    async def script(self, loaded: LoadedScript, call: Command, *before: Command, is_grant: bool) -> list[Reply]:
         """An EVALSHA with commands before it; on NOSCRIPT nothing ran: it is loaded and the same call sent once."""
         pipe = self._pipe()
-        replies = await pipe.execute([*before, call], is_script=True)
+        kind: Kind = "grant" if is_grant else "record"
+        replies = await pipe.execute([*before, call], kind=kind)
         if isinstance(replies[-1], driver.NoScriptError):
             load: Command = ("SCRIPT", "LOAD", loaded.text)
             asking = [("ASKING",)] if before and before[-1] == ("ASKING",) else []
-            replies = [*replies[:-1], *await pipe.execute([load, *asking, call], is_script=True)]
+            replies = [*replies[:-1], *await pipe.execute([load, *asking, call], kind=kind)]
         return replies
 
     async def reconnect(self) -> None:
@@ -107,7 +118,9 @@ class ServerStore:
         """See Store."""
         refuse_grants(script, self.trouble)
         loaded = self._scripts.get(script)
-        replies = await self.node.script(loaded, ("EVALSHA", loaded.sha, len(keys), *keys, *args), *before)
+        replies = await self.node.script(
+            loaded, ("EVALSHA", loaded.sha, len(keys), *keys, *args), *before, is_grant=may_grant(script)
+        )
         return checked(replies, where=f"the script {script.name}")[-1]
 
     async def prove(self) -> None:

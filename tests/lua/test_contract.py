@@ -153,21 +153,6 @@ async def test_a_key_of_a_wrong_type_changes_nothing(
         assert value == b"not what it should be", "an operation that does not need the key left it alone"
 
 
-@pytest.fixture
-def make_real(real: Any, prefix: str) -> Any:
-    """Engines on the real server only."""
-    from guardd.engine.config import EngineConfig
-    from guardd.model.limits import REFERENCE
-
-    def make() -> Engine:
-        policies = {"reference": REFERENCE}
-        return Engine(
-            real, EngineConfig(policies=policies, default_policy="reference", prefix=prefix, virtual_clock=True)
-        )
-
-    return make
-
-
 async def test_counters_keep_every_digit_up_to_2_53(make_guard: Any) -> None:
     """SPEC 2.10: amounts are whole numbers to 2^53 - 1; a sum beyond it stays at the bound."""
     guard = make_guard(limits={"max_wall_ms": None})
