@@ -68,10 +68,11 @@ async def work(guard: AsyncGuard, name: str, out: Outside, is_over: asyncio.Even
         key = f"{name}.{number}{'g' if number % 2 else 'r'}"
         try:
             await attempt(run, key, out, value=secrets.token_hex(16))
-        except GuardRequestError:
-            if not is_lossy:
+        except GuardRequestError as error:
+            # Lossy: the store lost the run, and says so. Else: the cut came between the scripts of a global claim.
+            if not is_lossy and not (error.name == "call_conflict" and key.endswith("g")):
                 raise
-            out.refused += 1  # the store lost the run, and says so
+            out.refused += 1
             return
 
 
@@ -85,15 +86,21 @@ async def until_acked(out: Outside, count: int) -> None:
 async def ask_again(url: str, keys: list[str], out: Outside) -> tuple[int, Counter[str]]:
     """Another client asks for every key. (acknowledged results that are not there with the same bytes, actions)."""
     lost, said = 0, Counter[str]()
-    async with AsyncGuard(url, deadline_ms=DEADLINE_MS) as guard:
-        runs: dict[str, AsyncRun] = {}
+
+    async def ask(run: AsyncRun, keys: list[str]) -> None:
+        nonlocal lost
         for key in keys:
-            name = key.rpartition(".")[0]
-            run = runs.setdefault(name, guard.run(name, limits=FREE))
             acked = out.acked.get(key)
             action = await attempt(run, key, out, value=secrets.token_hex(16))
             lost += acked is not None and action != f"replay {acked}"
             said[action.split(" ")[0]] += 1
+
+    by_run: dict[str, list[str]] = {}
+    for key in keys:
+        by_run.setdefault(key.rpartition(".")[0], []).append(key)
+    async with AsyncGuard(url, deadline_ms=DEADLINE_MS) as guard, asyncio.TaskGroup() as tasks:
+        for name, its_keys in by_run.items():
+            tasks.create_task(ask(guard.run(name, limits=FREE), its_keys))
     return lost, said
 
 
@@ -164,13 +171,14 @@ async def test_no_acknowledged_result_is_lost_with_the_power() -> None:
     Row(
         "F6", "power cuts, embedded store", faults=seen.cuts, claims=out.asked_count, granted=out.granted,
         doubled=out.doubled(), lost=seen.lost, in_doubt=seen.open_claims, killed=seen.cuts * WORKERS, seed=seed,
-        note=f"{len(out.acked)} results acknowledged, {seen.cut_bytes} bytes cut off",
+        note=f"{len(out.acked)} results acknowledged, {seen.cut_bytes} bytes cut off, {out.refused} resends refused",
     ).write()  # fmt: skip
     assert len(out.acked) >= seen.cuts * ACKS[0]
     assert (seen.lost, out.doubled()) == (0, 0)
+    assert out.refused <= seen.cuts * WORKERS // 2  # never more than one of each worker that lives on
     assert seen.open_claims <= seen.cuts * WORKERS
     assert out.granted == sum(out.effects.values())
-    assert "power loss" in seen.promise and "survives kill -9 and power loss" in seen.promise
+    assert "survives kill -9 and power loss" in seen.promise
 
 
 async def test_once_a_second_loses_results_and_the_report_says_so() -> None:
