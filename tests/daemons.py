@@ -28,6 +28,7 @@ class DaemonProcess:
     prefix: str
     options: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    where: tuple[str, ...] = ()
 
     def log(self) -> list[dict[str, Any]]:
         """What it logged, an event a line."""
@@ -47,16 +48,22 @@ class DaemonProcess:
 
     async def restart(self) -> None:
         """The same daemon again, on the same store and socket."""
-        self.process = await _spawn(self.folder, self.url, self.store, self.prefix, self.options, self.env)
+        self.process = await _spawn(self.folder, self.url, self.store, self.prefix, self.options, self.env, self.where)
         await _ready(self.url)
 
 
 async def _spawn(
-    folder: Path, url: str, store: str, prefix: str, options: tuple[str, ...], env: Mapping[str, str]
+    folder: Path,
+    url: str,
+    store: str,
+    prefix: str,
+    options: tuple[str, ...],
+    env: Mapping[str, str],
+    where: tuple[str, ...],
 ) -> asyncio.subprocess.Process:
     with (folder / "daemon.log").open("ab") as log:
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "guardd.cli.main", "serve", "--listen", url, "--store", store, "--prefix", prefix,
+            *where, sys.executable, "-m", "guardd.cli.main", "serve", "--listen", url, "--store", store, "--prefix", prefix,
             "--state-dir", str(folder / "state"), *options, stderr=log, env={**os.environ, **env},
         )  # fmt: skip
 
@@ -68,18 +75,18 @@ async def _ready(url: str) -> None:
 
 @contextlib.asynccontextmanager
 async def daemon(
-    store: str, prefix: str, *options: str, env: Mapping[str, str] | None = None
+    store: str, prefix: str, *options: str, env: Mapping[str, str] | None = None, where: tuple[str, ...] = ()
 ) -> AsyncIterator[DaemonProcess]:
     """Starts a daemon and waits until it answers; its folder is short, for a socket's path may have 104 bytes.
 
-    env: more variables for it and its children.
+    env: more variables for it and its children. where: words before the command, such as `ip netns exec h1`.
     """
     with tempfile.TemporaryDirectory(prefix="gd-") as name:
         folder = Path(name)
         url = f"unix:{folder / 'd.sock'}"
         more = dict(env or {})
-        process = await _spawn(folder, url, store, prefix, options, more)
-        started = DaemonProcess(process, url, folder, store, prefix, options, more)
+        process = await _spawn(folder, url, store, prefix, options, more, where)
+        started = DaemonProcess(process, url, folder, store, prefix, options, more, where)
         try:
             await _ready(url)
             yield started

@@ -20,7 +20,7 @@ from tests.fault.machines import PowerCut
 from tests.fault.rows import Row, scale
 
 WORKERS, CUTS, LOSSY_CUTS = 6, 20, 6
-ACKS = (20, 200)
+ACKS = (20, 120)
 DEADLINE_MS = 30_000
 FREE = {"max_steps": None, "max_wall_ms": None, "max_no_progress": None, "max_denied": None, "max_replays": None}
 
