@@ -94,7 +94,7 @@ def _state(pid: int) -> str:
     """R, S, D, T (frozen), Z (dead, not yet waited for) as the kernel says; X: gone."""
     try:
         return (Path("/proc") / str(pid) / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter when it goes while we read
         return "X"
 
 
