@@ -203,7 +203,7 @@ class Node:
         )
 
     def ask(self, *words: str | int) -> Any:
-        """One command on a connection of its own, the reply as it came."""
+        """One command on a connection of its own, the reply as redis-py gives it."""
         with self.client() as client:
             return client.execute_command(*words)
 

@@ -49,7 +49,7 @@ def key_of(slot_of: Node, cluster: Cluster, tag: str) -> str:
 
 def test_replicas_follow_and_refuse_writes(binary: Path, tmp_path: Path) -> None:
     with Replicated.start(tmp_path, 2, binary, "--appendonly", "yes", "--appendfsync", "always") as them:
-        assert {node.info("server")["process_id"] for node in them.nodes} == {node.process.pid for node in them.nodes}
+        assert [node.info("server")["process_id"] for node in them.nodes] == [node.pid for node in them.nodes]
         writer = redis.Redis.from_url(them.primary_url, decode_responses=True)
         writer.set("k", "v")
         assert writer.wait(2, 5000) == 2
