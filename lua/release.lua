@@ -9,6 +9,7 @@
 -- ERRORS  -
 -- EXPIRES op_key: ledger_ttl_ms once free
 -- FLAGS   allow-oom
+--@include pack
 --@include clock
 --@include hash
 --@include ledger

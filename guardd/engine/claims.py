@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from guardd.engine.context import Context
 from guardd.engine.shaping import Effect, pairs, text
 from guardd.keys import Key
@@ -12,6 +10,7 @@ from guardd.protocol import operations as ops
 from guardd.scripts import stubs
 from guardd.scripts.bind import Invocation
 from guardd.store.base import Unproved
+from guardd.store.errors import map_error
 
 
 class Claims:
@@ -113,5 +112,8 @@ class Claims:
 
     async def _whatever_stands(self, invocation: Invocation) -> None:
         """Sends a withdrawal; that its own write is not proved changes nothing: a claim that stays is in doubt later."""
-        with contextlib.suppress(Unproved):
+        try:
             await self.context.link.invoke(invocation)
+        except Unproved as unproved:
+            if isinstance(unproved.replies[-1], Exception):
+                raise map_error(unproved.replies[-1], where="a withdrawal") from unproved

@@ -345,5 +345,10 @@ def unlist(*, doubt_key: Key, member: str, score: str) -> None:
     """A record that was listed is finished; it leaves the index unless it was listed anew since."""
 
 
+@script("deny_rules")
+def deny_rules(*, deny_key: Key) -> None:
+    """The emergency rules for all runs, and what time it is (SPEC 2.8)."""
+
+
 if missing := set(script_names()) - set(STUBS):
     raise ScriptError(f"no stub for {sorted(missing)}")

@@ -14,6 +14,7 @@ from guardd.store.base import (
     Reply,
     ScriptLike,
     Scripts,
+    Unproved,
     checked,
     may_grant,
     refuse_grants,
@@ -21,6 +22,8 @@ from guardd.store.base import (
 )
 from guardd.store.canary import BatchProof, Canaries
 from guardd.store.pipe import Kind, Pipe, Proof
+
+_DID_NOT_RUN = (driver.NoScriptError, driver.AskError)  # a MovedError is one, too
 
 
 class Node:
@@ -43,10 +46,18 @@ class Node:
         return await self._pipe().execute(list(commands))
 
     async def script(self, loaded: LoadedScript, call: Command, *before: Command, is_grant: bool) -> list[Reply]:
-        """An EVALSHA with commands before it; on NOSCRIPT nothing ran: it is loaded and the same call sent once."""
+        """An EVALSHA with commands before it; on NOSCRIPT nothing ran: it is loaded and the same call sent once.
+
+        Raises: StoreUnavailable, Unproved. A MOVED or ASK reply stands in the list: nothing ran there either.
+        """
         pipe = self._pipe()
         kind: Kind = "grant" if is_grant else "record"
-        replies = await pipe.execute([*before, call], kind=kind)
+        try:
+            replies = await pipe.execute([*before, call], kind=kind)
+        except Unproved as unproved:
+            if not isinstance(unproved.replies[-1], _DID_NOT_RUN):
+                raise
+            replies = unproved.replies
         if isinstance(replies[-1], driver.NoScriptError):
             load: Command = ("SCRIPT", "LOAD", loaded.text)
             asking = [("ASKING",)] if before and before[-1] == ("ASKING",) else []
