@@ -63,6 +63,10 @@ class DenyRules:
         }
         self._read_s = asked_s
 
+    def has(self, name: object) -> bool:
+        """True when a rule of this id is known."""
+        return name in self._rules
+
     def match(self, tool: str, run: str, at_ms: int | None) -> str:
         """The id of the first rule (by id) that forbids this tool in this run now; "" for none."""
         if not self._rules:
