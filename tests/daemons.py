@@ -66,14 +66,18 @@ async def _ready(url: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def daemon(store: str, prefix: str, *options: str) -> AsyncIterator[DaemonProcess]:
-    """Starts a daemon and waits until it answers; its folder is short, for a socket's path may have 104 bytes."""
+async def daemon(store: str, prefix: str, *options: str, ready: str = "") -> AsyncIterator[DaemonProcess]:
+    """Starts a daemon and waits until it answers; its folder is short, for a socket's path may have 104 bytes.
+
+    In options `FOLDER` stands for the folder; ready: the address to ask whether it answers, where `listen` takes tokens.
+    """
     with tempfile.TemporaryDirectory(prefix="gd-") as name:
         folder = Path(name)
         url = f"unix:{folder / 'd.sock'}"
+        options = tuple(option.replace("FOLDER", str(folder)) for option in options)
         started = DaemonProcess(await _spawn(folder, url, store, prefix, options), url, folder, store, prefix, options)
         try:
-            await _ready(url)
+            await _ready(ready.replace("FOLDER", str(folder)) or url)
             yield started
         finally:
             await started.stop()

@@ -64,8 +64,8 @@ class DenyRules:
         self._read_s = asked_s
 
     def has(self, name: object) -> bool:
-        """True when a rule of this id is known."""
-        return name in self._rules
+        """True when there is a rule of this id, or when it is not known yet whether there is."""
+        return self._read_s == float("-inf") or (isinstance(name, str) and name in self._rules)
 
     def match(self, tool: str, run: str, at_ms: int | None) -> str:
         """The id of the first rule (by id) that forbids this tool in this run now; "" for none."""

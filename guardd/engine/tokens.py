@@ -129,7 +129,9 @@ class Tokens:
     async def listed(self) -> list[dict[str, Any]]:
         """All tokens, oldest first, without what proves them."""
         await self.read()
-        return [_shown(name, token) for name, token in sorted(self._tokens.items(), key=lambda each: each[1].created_ms)]
+        return [
+            _shown(name, token) for name, token in sorted(self._tokens.items(), key=lambda each: each[1].created_ms)
+        ]
 
     async def revoke(self, token_id: str) -> dict[str, Any]:
         """Takes a token away; `revoked` is false when there was none."""

@@ -148,7 +148,11 @@ AGENT = Policy(
 
 # As lua/include/limits.lua has it, where the rule is enforced; here it only tells what has to be written down.
 _MORE_IS_TIGHTER = frozenset({"cycle_window", "max_cycle_period"})
-_LOOSE_TO_STRICT = {"on_refusal": ("deny", "stop"), "mode": ("observe", "enforce"), "window_scope": ("agent", "run", "tree")}
+_LOOSE_TO_STRICT = {
+    "on_refusal": ("deny", "stop"),
+    "mode": ("observe", "enforce"),
+    "window_scope": ("agent", "run", "tree"),
+}
 
 
 def first_looser(current: Mapping[str, Any], changes: Mapping[str, Any]) -> str | None:

@@ -124,7 +124,8 @@ class Audit:
         """
         entry = {"at": time.time_ns() // 1_000_000, "id": secrets.token_hex(8), **entry}
         pending = {self._start(self._to_file(entry)), self._start(self.stream.add(entry))}
-        deadline, errors = time.monotonic() + WRITE_TIMEOUT_S, []
+        deadline = time.monotonic() + WRITE_TIMEOUT_S
+        errors: list[str] = []
         while copies and pending and not (copies == 2 and errors):
             left_s = max(0.0, deadline - time.monotonic())
             done, pending = await asyncio.wait(pending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)

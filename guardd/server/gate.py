@@ -12,7 +12,7 @@ from guardd.engine.tokens import hide_tokens
 from guardd.model.answers import Answer
 from guardd.model.errors import BadArgument, GuardError, NotAllowed
 from guardd.model.ids import check_name, check_run
-from guardd.model.limits import first_looser
+from guardd.model.limits import LIMITS, first_looser
 from guardd.protocol.operations import OPERATIONS, ROLES, Operation, Role, RunParams
 from guardd.redaction import redact_text
 from guardd.server.audit import Audit, Entry, Outcome, entry_text
@@ -27,6 +27,9 @@ _NOTED = {
     "resolve": ("tool", "state", "note"), "deny_rule": ("tool", "run_prefix"), "token_new": ("role", "name", "run_prefix"),
     "open": ("policy",),
 }  # fmt: skip
+
+
+_PART_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,25 +166,22 @@ class Gate:
         # What a sub-run gets depends on its parent's limits, which the store knows.
         return "/" in run or first_looser(policy.limits, limits) is not None
 
-    def _entry(
-        self, caller: Caller, method: str, params: dict[str, Any], outcome: Outcome, why: str = ""
-    ) -> Entry:
+    def _entry(self, caller: Caller, method: str, params: dict[str, Any], outcome: Outcome, why: str = "") -> Entry:
         key = self.engine.context.config.redact_key
         said = [value for name in _NOTED.get(method, ()) if isinstance(value := params.get(name), str)]
         if method == "deny_rule" and params.get("remove"):
             said.append("remove")
         if method in ("open", "resume") and isinstance(limits := params.get("limits"), dict):
-            said.append(" ".join(f"{name}={value}" for name, value in list(limits.items())[:32])[:NOTE_MAX])
+            said.append(
+                " ".join(f"{name}={limits[name]}" for name in LIMITS if isinstance(limits.get(name, ""), int | None))
+            )
         if method == "resolve" and isinstance(text := params.get("idempotency_key"), str):
             said.append("key#" + hmac.digest(key, text.encode(), hashlib.sha256).hex()[:16])
-        note = redact_text(" ".join(each[:NOTE_MAX] for each in (*said, why) if each), key=key)
+        note = redact_text(" ".join(each[:_PART_MAX] for each in (*said, why) if each), key=key)
         return {
             "caller": entry_text(caller.name), "role": caller.role, "method": entry_text(method)[:64],
             "subject": _subject(params), "outcome": outcome, "note": entry_text(note),
         }  # fmt: skip
-
-
-NOTE_MAX = 200
 
 
 def _check_role(caller: Caller, method: str, least: Role) -> None:
