@@ -42,11 +42,10 @@ class Authority:
         certificate = (
             _builder(_name(name), self.certificate.subject, key)
             .add_extension(
-                x509.SubjectAlternativeName([x509.DNSName(name), x509.IPAddress(ipaddress.ip_address(host))]), critical=False
+                x509.SubjectAlternativeName([x509.DNSName(name), x509.IPAddress(ipaddress.ip_address(host))]),
+                critical=False,
             )
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False
-            )
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
             .sign(self.key, hashes.SHA256())
         )
         paths = self.folder / f"{name}.crt", self.folder / f"{name}.key"

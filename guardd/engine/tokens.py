@@ -7,6 +7,7 @@ does deny rules; one that could not read them for 5 s knows nobody any more.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import re
@@ -25,7 +26,7 @@ from guardd.protocol.operations import Role, TokenNew
 
 SECRET_BYTES = 32
 UNKNOWN_REREAD_S = 0.1
-"""An id that is not known may be new: how often one is looked for in the store."""
+"""An id that is not known may be new: how often such ids are looked for in the store."""
 TOKEN = re.compile(r"guardd_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 
 
@@ -96,6 +97,8 @@ class Tokens:
         parts = TOKEN.fullmatch(text)
         token_id, secret = (parts[1], parts[2]) if parts else ("", "")
         if parts and token_id not in self._tokens:
+            # It may be newer than what we hold. Looking waits, so that guesses cost the store little.
+            await asyncio.sleep(max(0.0, self._read_s + UNKNOWN_REREAD_S - time.monotonic()))
             await self.ensure_fresh(within_s=UNKNOWN_REREAD_S)
         found = await self.find(token_id)
         expected = found.sha256 if found is not None else _sha256("")

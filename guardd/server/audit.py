@@ -169,7 +169,8 @@ class Audit:
                 continue
             del self._refused[caller]
             if kept:
-                await self.note(kept)
+                others = int(kept.pop("unwritten")) - 1
+                await self.note(kept | ({"unwritten": others} if others else {}))
 
     async def probe(self) -> None:
         """Makes the file, and says so in the log when that fails."""

@@ -11,8 +11,9 @@ from guardd.engine.core import Engine
 from guardd.engine.tokens import hide_tokens
 from guardd.model.answers import Answer
 from guardd.model.errors import BadArgument, GuardError, NotAllowed
-from guardd.model.ids import check_name, check_run
+from guardd.model.ids import NAME_BYTES_MAX, check_name, check_run
 from guardd.model.limits import LIMITS, first_looser
+from guardd.model.tools import NO_RULE, ToolRule
 from guardd.protocol.operations import OPERATIONS, ROLES, Operation, Role, RunParams
 from guardd.redaction import redact_text
 from guardd.server.audit import Audit, Entry, Outcome, entry_text
@@ -108,8 +109,9 @@ class Gate:
 
     async def _admitted(self, caller: Caller, operation: Operation, params: dict[str, Any]) -> dict[str, Any]:
         try:
-            rule = self._rule(params)
-            least = "worker" if operation.name == "resolve" and rule is not None and rule.verify else operation.role
+            least = operation.role
+            if operation.name == "resolve" and self._rule(params).verify:
+                least = "worker"
             _check_role(caller, operation.name, least)
             if not caller.run_prefix:
                 return params
@@ -124,7 +126,7 @@ class Gate:
                 return {**params, "run_prefix": wanted}
             if issubclass(operation.params, RunParams):
                 _check_prefix(caller, params.get("run"))
-            if params.get("scope") == "global" and (rule is None or rule.effect_scope != "global"):
+            if params.get("scope") == "global" and self._rule(params).effect_scope != "global":
                 raise NotAllowed(
                     "a global key reaches beyond the prefix of this caller: leave scope out, or say "
                     'effect_scope = "global" in the tool rule',
@@ -135,9 +137,11 @@ class Gate:
             raise
         return params
 
-    def _rule(self, params: dict[str, Any]) -> Any:
+    def _rule(self, params: dict[str, Any]) -> ToolRule:
         tool = params.get("tool")
-        return self.engine.context.config.tools.find(tool)[1] if isinstance(tool, str) and len(tool) <= 255 else None
+        if not isinstance(tool, str) or len(tool) > NAME_BYTES_MAX:
+            return NO_RULE
+        return self.engine.context.config.tools.find(tool)[1]
 
     def _copies(self, caller: Caller, operation: Operation, params: dict[str, Any]) -> int:
         """How many copies of the audit this needs before it is done; 0: it is not written down."""

@@ -248,6 +248,8 @@ class Connection(asyncio.Protocol):
 
     async def entered(self) -> Pass | None:
         """What hello was answered with; requests that came right behind it wait for that."""
+        if self._pass is not None:
+            return self._pass
         async with self._greeting:
             return self._pass
 

@@ -79,8 +79,12 @@ def bombs() -> dict[str, bytes]:
         "map of 2^32": frame(b"\xdf\xff\xff\xff\xff"),
         "nested 1,000,000 deep": frame(b"\x91" * 1_000_000),
         "1 MB of empty maps": frame(b"\x94\x00\x02\xa6before" + (b"\xdc\x00\x0f" + maps * 15)),
-        "1 MB of empty lists": frame(b"\x94\x00\x02\xa6before" + (b"\xdc\x00\x0f" + maps.replace(b"\x80", b"\x90") * 15)),
-        "1 MB of small numbers": frame(b"\x94\x00\x02\xa6before" + (b"\xdc\x00\x0f" + maps.replace(b"\x80", b"\x01") * 15)),
+        "1 MB of empty lists": frame(
+            b"\x94\x00\x02\xa6before" + (b"\xdc\x00\x0f" + maps.replace(b"\x80", b"\x90") * 15)
+        ),
+        "1 MB of small numbers": frame(
+            b"\x94\x00\x02\xa6before" + (b"\xdc\x00\x0f" + maps.replace(b"\x80", b"\x01") * 15)
+        ),
         "extension types": frame(msgpack.packb([0, 2, "before", {"args": msgpack.ExtType(5, b"x" * 1000)}])),
     }
 
@@ -100,7 +104,9 @@ async def test_bombs_are_refused_and_cost_little(served: DaemonProcess) -> None:
     granted = await latencies_ms(served, "honest", 50)
     grown_kib = rss_kib(served, "VmHWM") - before_kib
     assert grown_kib < 40_000, grown_kib
-    Row("F13", "frame bombs", faults=sent, claims=50, granted=len(granted), note=f"peak memory + {grown_kib} KiB").write()
+    Row(
+        "F13", "frame bombs", faults=sent, claims=50, granted=len(granted), note=f"peak memory + {grown_kib} KiB"
+    ).write()
 
 
 async def test_slow_peers_are_closed_and_hold_nothing(served: DaemonProcess) -> None:

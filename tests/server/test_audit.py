@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import multiprocessing
 from collections.abc import Callable
@@ -251,7 +252,7 @@ async def test_a_refused_caller_cannot_fill_the_disk(guarded: Guarded) -> None:
     await asyncio.sleep(1.1)
     await guarded.audit.flush()
     lines = await guarded.lines()
-    assert sum(1 for e in lines if "unwritten" not in e) + sum(e.get("unwritten", 0) for e in lines) == 60
+    assert len(lines) + sum(e.get("unwritten", 0) for e in lines) == 60
 
 
 async def test_no_secret_reaches_the_audit(guarded: Guarded) -> None:
@@ -262,10 +263,8 @@ async def test_no_secret_reaches_the_audit(guarded: Guarded) -> None:
         {"run": "r", "note": f"use {secret} and sk-live-4eC39HqLyjWDarjtT1zdp7dc"}, {"run": secret}, {"run": "r", "reason": secret},
         {"run": f"{secret} {secret}"},
     ):  # fmt: skip
-        try:
+        with contextlib.suppress(GuardError):
             await guarded.ask(OPERATOR, "kill", **params)
-        except GuardError:
-            pass
     await guarded.ask(
         OPERATOR, "resolve", run="r", tool="t", idempotency_key="order-17", state="committed", value={"pin": "hunter2"}
     )
