@@ -142,10 +142,10 @@ class Audit:
                 field="audit", value=str(self._file.path), limit="the file and the store",
             )  # fmt: skip
 
-    async def note(self, entry: Entry) -> None:
+    async def note(self, entry: Entry, *, copies: int = 1) -> None:
         """Writes what became of something; it has happened, so a copy that fails is logged only."""
         try:
-            await self.write(entry, copies=1)
+            await self.write(entry, copies=copies)
         except AuditUnavailable as error:
             log.error("audit.unwritten", error=error.message, method=entry["method"])
 

@@ -86,9 +86,9 @@ class Gate:
             raise
         except Exception as error:
             name = error.name if isinstance(error, GuardError) else type(error).__name__
-            await self.audit.note(self._entry(caller, method, params, "failed", name))
+            await self.audit.note(self._entry(caller, method, params, "failed", name), copies=copies)
             raise
-        await self.audit.note(self._entry(caller, method, params, "done", _what(answer)))
+        await self.audit.note(self._entry(caller, method, params, "done", _what(answer)), copies=copies)
         return answer
 
     async def admit(self, caller: Caller, method: str, run: str, *, least: Role) -> None:

@@ -158,6 +158,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
+        self._hello_timer: asyncio.TimerHandle | None = None
         self._is_paused = False
         self._is_write_paused = False
 
@@ -172,13 +173,14 @@ class Connection(asyncio.Protocol):
             writable.abort()
             return
         self._server.connections.add(self)
-        self._expect(HELLO_TIMEOUT_S, "no hello")
+        self._hello_timer = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._no_hello)
 
     def connection_lost(self, error: Exception | None) -> None:
         """See asyncio.Protocol. What is in flight goes on: its answer is remembered for a resend."""
         self._cancel_timer()
-        if self._reader_timer is not None:
-            self._reader_timer.cancel()
+        for timer in (self._reader_timer, self._hello_timer):
+            if timer is not None:
+                timer.cancel()
         self._server.connections.discard(self)
         self._server.events.forget(self)
         self._transport = None
@@ -199,7 +201,7 @@ class Connection(asyncio.Protocol):
             task = asyncio.get_running_loop().create_task(self._handle(message[1], message[2], message[3]))
             self.tasks.add(task)
             task.add_done_callback(self._done)
-        if self.client is not None or messages:
+        if messages:  # bytes alone do not count: a frame that drips in is late as a whole
             self._cancel_timer()
         if self._decoder.is_inside_frame:
             self._expect(FRAME_TIMEOUT_S, "a frame that does not end")
@@ -305,6 +307,13 @@ class Connection(asyncio.Protocol):
     def _expect(self, seconds: float, what: str) -> None:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(seconds, self._too_slow, what)
+
+    def _no_hello(self) -> None:
+        """Whatever else was sent: who did not greet by now is closed, unless the store is being asked who it is."""
+        if self._greeting.locked():
+            self._hello_timer = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._no_hello)
+        elif self._pass is None:
+            self._too_slow("no hello")
 
     def _too_slow(self, what: str) -> None:
         log.warning("connection.too_slow", what=what, client=self.client)

@@ -146,7 +146,6 @@ async def test_idle_connections_cost_little(served: DaemonProcess) -> None:
         reader, writer = await connect(served)
         writer.write(HELLO)
         peers.append((reader, writer))
-    for reader, _ in peers:
         assert await asyncio.wait_for(reader.read(1), 30)
     among = await latencies_ms(served, "among", 200)
     grown_kib = rss_kib(served) - before_kib
@@ -161,7 +160,7 @@ async def test_idle_connections_cost_little(served: DaemonProcess) -> None:
 
 async def test_one_client_at_full_speed_is_not_alone(served: DaemonProcess) -> None:
     """It sends without waiting for answers; others are granted theirs, and memory stays."""
-    alone = await latencies_ms(served, "alone", 300)
+    alone = await latencies_ms(served, "alone", 60)
     before_kib = rss_kib(served)
     reader, writer = await connect(served)
     writer.write(HELLO)
@@ -183,7 +182,7 @@ async def test_one_client_at_full_speed_is_not_alone(served: DaemonProcess) -> N
                 await asyncio.sleep(0)
 
     tasks = [asyncio.create_task(hear()), asyncio.create_task(flood())]
-    beside = await latencies_ms(served, "beside", 300)
+    beside = await latencies_ms(served, "beside", 60)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -192,7 +191,7 @@ async def test_one_client_at_full_speed_is_not_alone(served: DaemonProcess) -> N
     assert answered > 300
     assert grown_kib < RSS_GROWTH_KIB_MAX, grown_kib
     Row(
-        "F13", "one client at full speed", faults=answered, claims=600, granted=len(alone) + len(beside),
+        "F13", "one client at full speed", faults=answered, claims=120, granted=len(alone) + len(beside),
         note=f"p99 {p99(beside) / p99(alone):.2f} x, memory + {grown_kib} KiB",
     ).write()  # fmt: skip
 

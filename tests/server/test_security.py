@@ -192,8 +192,8 @@ async def test_without_tokens_an_operator_socket_leaves_workers_on_the_other(emb
 
 async def test_no_token_and_a_wrong_one_are_turned_away_and_closed(served: DaemonProcess) -> None:
     made = await make(served)
-    head, _, secret = made["token"].rpartition("_")
-    wrong = f"{head}_{secret[:-1]}{'A' if secret[-1] != 'A' else 'B'}"
+    secret = made["token"].split("_", 2)[2]
+    wrong = f"guardd_{made['id']}_{secret[:-1]}{'A' if secret[-1] != 'A' else 'B'}"
     for text in (None, "", "x", wrong, f"guardd_{'0' * 12}_{secret}", made["token"] + "x"):
         hello = {"versions": [1], "client": "c"} | ({} if text is None else {"token": text})
         reader, writer = await asyncio.open_unix_connection(served.url.removeprefix("unix:"))
@@ -324,7 +324,7 @@ async def test_a_token_is_nowhere_but_with_its_owner(embedded: Server, prefix: s
     async with AsyncGuard(served.url, token=made["token"]) as guard:
         await refused(guard)
     await served.stop()
-    secret = made["token"].rpartition("_")[2] if made["token"].count("_") == 2 else made["token"].split("_", 2)[2]
+    secret = made["token"].split("_", 2)[2]
     texts = [path.read_text() for path in (served.folder / "daemon.log", served.folder / "state" / "audit.jsonl")]
     client = embedded.client()
     for key in client.keys(f"{prefix}:*"):
