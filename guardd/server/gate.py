@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ _NOTED = {
 
 
 _PART_MAX = 200
+_READING_MAX = 16
+"""Reading operations at once: their replies are large, and what decides must not wait behind many of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class Gate:
     def __init__(self, engine: Engine, audit: Audit) -> None:
         self.audit = audit
         self.engine = engine
+        self._reading = asyncio.Semaphore(_READING_MAX)
 
     def take(self, engine: Engine) -> None:
         """Asks another engine from now on: rules were reloaded."""
@@ -70,6 +74,9 @@ class Gate:
         copies = self._copies(caller, operation, params)
         if not copies:
             try:
+                if operation.role == "reader":
+                    async with self._reading:
+                        return await self.engine.call(method, params, role=caller.role)
                 return await self.engine.call(method, params, role=caller.role)
             except NotAllowed as error:
                 await self.audit.refused(self._entry(caller, method, params, "refused", error.message))

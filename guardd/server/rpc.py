@@ -11,6 +11,7 @@ import functools
 import os
 import ssl
 import time
+from collections import deque
 from typing import Any, cast
 
 import structlog
@@ -43,11 +44,11 @@ FRAME_TIMEOUT_S = 5.0
 # A client that never reads would make us hold its replies for ever, and one
 # that floods us with requests its tasks. We stop reading from it beyond these:
 # only that client waits.
-REQUESTS_WAITING_MAX = 256
+REQUESTS_WAITING_MAX = 64
 WRITE_BUFFER_BYTES_MAX = 1_048_576
 # What it asked for before that waits as well. One that lets this much wait, or
 # takes nothing for this long, is closed: many such peers would fill the memory.
-REPLIES_BYTES_MAX = 32 * 1_048_576
+REPLIES_BYTES_MAX = 8 * 1_048_576
 READ_TIMEOUT_S = 30.0
 # ---- Others ----------------------------------------------------------------
 REQUEST_ITEMS_MAX = 65_536
@@ -153,6 +154,7 @@ class Connection(asyncio.Protocol):
         self._greeting = asyncio.Lock()
         self._refused = 0
         self.tasks: set[asyncio.Task[None]] = set()
+        self._queued: deque[list[Any]] = deque()
         self._server = server
         self._decoder = Decoder(frame_bytes_max=server.settings.frame_bytes_max, items_max=REQUEST_ITEMS_MAX)
         self._transport: asyncio.Transport | None = None
@@ -195,12 +197,7 @@ class Connection(asyncio.Protocol):
             )
             self.close()
             return
-        for message in messages:
-            if message[0] != REQUEST:
-                continue
-            task = asyncio.get_running_loop().create_task(self._handle(message[1], message[2], message[3]))
-            self.tasks.add(task)
-            task.add_done_callback(self._done)
+        self._queued.extend(message for message in messages if message[0] == REQUEST)
         if messages:  # bytes alone do not count: a frame that drips in is late as a whole
             self._cancel_timer()
         if self._decoder.is_inside_frame:
@@ -292,11 +289,21 @@ class Connection(asyncio.Protocol):
         self.tasks.discard(task)
         self._adapt()
 
+    def _start_queued(self) -> None:
+        """One read can bring thousands of requests; they begin as others end, so that nobody waits behind all of them."""
+        while self._queued and len(self.tasks) < REQUESTS_WAITING_MAX and not self._is_write_paused:
+            message = self._queued.popleft()
+            task = asyncio.get_running_loop().create_task(self._handle(message[1], message[2], message[3]))
+            self.tasks.add(task)
+            task.add_done_callback(self._done)
+
     def _adapt(self) -> None:
         """Reads on, or stops reading, as far as the client keeps up."""
         transport = self._transport
         if transport is None or transport.is_closing():
+            self._queued.clear()
             return
+        self._start_queued()
         is_full = self._is_write_paused or len(self.tasks) >= REQUESTS_WAITING_MAX
         if is_full and not self._is_paused:
             transport.pause_reading()

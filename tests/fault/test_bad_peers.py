@@ -212,7 +212,7 @@ async def test_peers_that_never_read_hold_a_bounded_part(served: DaemonProcess) 
     grown_kib = rss_kib(served, "VmHWM") - before_kib
     for _, writer in peers:
         writer.close()
-    assert grown_kib < len(peers) * 60_000 + 100_000, grown_kib
+    assert grown_kib < len(peers) * 16_000 + 100_000, grown_kib
     Row(
         "F13", "peers that never read", faults=len(peers), claims=100, granted=len(granted),
         note=f"peak memory + {grown_kib // 1024} MiB",
