@@ -56,6 +56,8 @@ class DenyRules:
         """Reads all rules from the store."""
         asked_s = time.monotonic()
         (stored,) = await self._store.execute(("HGETALL", self._keys.deny))
+        if asked_s < self._read_s:  # an answer that was overtaken by a younger one
+            return
         items = stored.items() if isinstance(stored, dict) else zip(stored[::2], stored[1::2], strict=True)
         self._rules = {
             (name.decode() if isinstance(name, bytes) else name): msgspec.json.decode(rule, type=StoredRule)

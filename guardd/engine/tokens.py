@@ -54,14 +54,15 @@ class Tokens:
         self._keys = keys
         self._tokens: dict[str, StoredToken] = {}
         self._read_s = float("-inf")
+        self._looking = asyncio.Lock()
 
-    async def ensure_fresh(self, *, within_s: float = REREAD_S) -> None:
-        """Re-reads the tokens when they are older than `within_s`.
+    async def ensure_fresh(self) -> None:
+        """Re-reads the tokens when they are older than a second.
 
         Raises: StoreUnavailable: they are older than 5 s and cannot be read.
         """
         age_s = time.monotonic() - self._read_s
-        if age_s < within_s:
+        if age_s < REREAD_S:
             return
         try:
             await self.read()
@@ -73,12 +74,21 @@ class Tokens:
         """Reads all tokens from the store."""
         asked_s = time.monotonic()
         (stored,) = await self._store.execute(("HGETALL", self._keys.tokens))
+        if asked_s < self._read_s:  # an answer that was overtaken by a younger one
+            return
         items = stored.items() if isinstance(stored, dict) else zip(stored[::2], stored[1::2], strict=True)
         self._tokens = {
             (name.decode() if isinstance(name, bytes) else name): msgspec.json.decode(token, type=StoredToken)
             for name, token in items
         }
         self._read_s = asked_s
+
+    async def _look_again(self, arrived_s: float) -> None:
+        """A token that is not known may be new. Looking waits a little, so that guesses cost the store little."""
+        async with self._looking:
+            if self._read_s <= arrived_s:
+                await asyncio.sleep(max(0.0, self._read_s + UNKNOWN_REREAD_S - time.monotonic()))
+                await self.read()
 
     async def find(self, token_id: str) -> StoredToken | None:
         """A token that is valid now, by its id; None: unknown, revoked or expired.
@@ -97,9 +107,7 @@ class Tokens:
         parts = TOKEN.fullmatch(text)
         token_id, secret = (parts[1], parts[2]) if parts else ("", "")
         if parts and token_id not in self._tokens:
-            # It may be newer than what we hold. Looking waits, so that guesses cost the store little.
-            await asyncio.sleep(max(0.0, self._read_s + UNKNOWN_REREAD_S - time.monotonic()))
-            await self.ensure_fresh(within_s=UNKNOWN_REREAD_S)
+            await self._look_again(time.monotonic())
         found = await self.find(token_id)
         expected = found.sha256 if found is not None else _sha256("")
         is_same = hmac.compare_digest(_sha256(secret), expected)
