@@ -85,6 +85,16 @@ class Keys:
         return [Key(f"{self.prefix}:{{{tag}}}:canary") for tag in _tags()]
 
     @property
+    def tokens(self) -> Key:
+        """Hash: tokens by id, with the digest of the secret alone. No expiry; a token carries its own end."""
+        return Key(f"{self.prefix}:tokens")
+
+    @property
+    def audit(self) -> Key:
+        """Stream: who asked what of an operator's operations. No expiry; about the newest 100,000 entries."""
+        return Key(f"{self.prefix}:audit")
+
+    @property
     def events(self) -> str:
         """Channel: stops, freezes and resumes, for watchers."""
         return f"{self.prefix}:events"

@@ -18,7 +18,7 @@ from guardd.store.connect import OpenedStore, open_store
 from tests import recorder
 from tests.servers import Server
 
-MAY_LIVE_FOR_EVER = (":runs", ":doubt", ":deny", ":canary")
+MAY_LIVE_FOR_EVER = (":runs", ":doubt", ":deny", ":canary", ":tokens", ":audit")
 
 
 @pytest.fixture(scope="session")

@@ -75,20 +75,27 @@ async def _ready(url: str) -> None:
 
 @contextlib.asynccontextmanager
 async def daemon(
-    store: str, prefix: str, *options: str, env: Mapping[str, str] | None = None, where: tuple[str, ...] = ()
+    store: str,
+    prefix: str,
+    *options: str,
+    ready: str = "",
+    env: Mapping[str, str] | None = None,
+    where: tuple[str, ...] = (),
 ) -> AsyncIterator[DaemonProcess]:
     """Starts a daemon and waits until it answers; its folder is short, for a socket's path may have 104 bytes.
 
+    In options `FOLDER` stands for the folder; ready: the address to ask whether it answers, where `listen` takes tokens.
     env: more variables for it and its children. where: words before the command, such as `ip netns exec h1`.
     """
     with tempfile.TemporaryDirectory(prefix="gd-") as name:
         folder = Path(name)
         url = f"unix:{folder / 'd.sock'}"
+        options = tuple(option.replace("FOLDER", str(folder)) for option in options)
         more = dict(env or {})
         process = await _spawn(folder, url, store, prefix, options, more, where)
         started = DaemonProcess(process, url, folder, store, prefix, options, more, where)
         try:
-            await _ready(url)
+            await _ready(ready.replace("FOLDER", str(folder)) or url)
             yield started
         finally:
             await started.stop()

@@ -58,6 +58,8 @@ class DenyRules:
         """Reads all rules from the store."""
         asked_s = time.monotonic()
         now, *stored = await self._store.invoke(stubs.deny_rules(deny_key=self._keys.deny))
+        if asked_s < self._read_s:  # an answer that was overtaken by a younger one
+            return
         self._server_ms, self._server_s = int(now), time.monotonic()
         self._rules = {
             (name.decode() if isinstance(name, bytes) else name): msgspec.json.decode(rule, type=StoredRule)
@@ -68,6 +70,10 @@ class DenyRules:
     def _now_ms(self) -> int:
         """The server's clock as last heard, and what went by since: a jump of this machine's clock lifts no rule."""
         return self._server_ms + int((time.monotonic() - self._server_s) * 1000)
+
+    def has(self, name: object) -> bool:
+        """True when there is a rule of this id, or when it is not known yet whether there is."""
+        return self._read_s == float("-inf") or (isinstance(name, str) and name in self._rules)
 
     def match(self, tool: str, run: str, at_ms: int | None) -> str:
         """The id of the first rule (by id) that forbids this tool in this run now; "" for none."""

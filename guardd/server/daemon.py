@@ -7,8 +7,6 @@ import os
 import secrets
 import signal
 import socket
-import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import structlog
@@ -16,16 +14,18 @@ import structlog
 from guardd import __version__
 from guardd.engine.core import Engine
 from guardd.model.errors import GuardError
+from guardd.server.access import check_somebody_can_make_tokens, roles_sentence
+from guardd.server.audit import Audit, AuditFile
 from guardd.server.events import Events
+from guardd.server.gate import Gate
+from guardd.server.housekeeping import Housekeeping
+from guardd.server.listeners import check_addresses
 from guardd.server.rpc import Server
 from guardd.server.settings import Settings
 from guardd.store.connect import OpenedStore, open_store
 from guardd.store.embedded import prepare_directory
 
 log = structlog.get_logger()
-
-SWEEP_S = 1.0
-RECHECK_S = 30.0
 
 
 class Daemon:
@@ -40,13 +40,16 @@ class Daemon:
         self._opened: OpenedStore | None = None
         self._server: Server | None = None
         self._events: Events | None = None
-        self._sweeper: asyncio.Task[None] | None = None
+        self._gate: Gate | None = None
+        self._audit: Audit | None = None
+        self._housekeeping: Housekeeping | None = None
 
     async def start(self) -> None:
         """Opens the store and listens; afterwards `addresses` are served.
 
         Raises: StoreRefused, StoreUnavailable, BadArgument.
         """
+        check_addresses(self.settings)
         state_dir = prepare_directory(Path(self.settings.state_dir))
         config = self.settings.engine_config(redact_key(state_dir))
         self._opened = opened = await open_store(
@@ -63,12 +66,17 @@ class Daemon:
             self._events = Events(opened.store, engine.context.keys.events)
             await self._events.start()
             self._events.on_settled = self._wake
-            self._server = Server(engine, self._events, self.settings)
+            await check_somebody_can_make_tokens(self.settings, engine.tokens)
+            self._audit = Audit(AuditFile(state_dir / "audit.jsonl"), engine.audit_stream)
+            await self._audit.probe()
+            self._gate = Gate(engine, self._audit)
+            self._server = Server(self._gate, self._events, self.settings)
             self.addresses = await self._server.start()
         except BaseException:
             await self.stop()
             raise
-        self._sweeper = asyncio.create_task(self._watch_store(opened))
+        self._housekeeping = Housekeeping(opened, self._gate, self._audit, is_sweeping=not self.settings.virtual_clock)
+        self._housekeeping.start()
         self._say_start(opened)
         notify_systemd("READY=1")
 
@@ -82,75 +90,39 @@ class Daemon:
             server=f"{report.server} {report.version}" if report else "fakeredis",
             durability=opened.store.durability,
             promise=report.promise if report else "none: fakeredis is for tests",
-            roles="no tokens: everybody on these addresses is operator",
+            roles=roles_sentence(self.settings),
         )
         for warning in report.warnings if report else ():
             log.warning("store.warned", warning=warning)
         if opened.embedded is not None:
             log.info("store.readable", command=opened.embedded.cli_line)
 
-    async def _watch_store(self, opened: OpenedStore) -> None:
-        """Every second: is it still our store, which deny rules hold, which leases are over. Every 30 s: what it promises."""
-        assert self._server is not None
-        began = checked_s = time.monotonic()
-        trouble = ""
-        while True:
-            jobs: list[Callable[[], Awaitable[None]]] = [opened.prove, self._server.engine.deny_rules.read]
-            if not self.settings.virtual_clock:
-                jobs.append(self._sweep)
-            for job in jobs:
-                try:
-                    await job()
-                except GuardError as error:
-                    log.warning("store.unanswered", job=job.__qualname__, error=error.message)
-            if time.monotonic() - checked_s >= RECHECK_S:
-                checked_s = time.monotonic()
-                await self._recheck(opened)
-            if opened.store.trouble != trouble:
-                trouble = opened.store.trouble
-                if trouble:
-                    log.error("store.distrusted", why=trouble)
-                else:
-                    log.info("store.trusted")
-            await asyncio.sleep(max(0.0, SWEEP_S - (time.monotonic() - began) % SWEEP_S))
-
     def _wake(self, key: str) -> None:
-        if self._server is not None:
-            self._server.engine.context.wakeups.wake(key)
-
-    async def _sweep(self) -> None:
-        assert self._server is not None
-        for record in await self._server.engine.sweep.once():
-            log.warning("effect.in_doubt", run=record.get("run"), tool=record.get("tool"), scope=record.get("scope"))
-
-    async def _recheck(self, opened: OpenedStore) -> None:
-        before = opened.report.warnings if opened.report else ()
-        try:
-            await opened.recheck()
-        except GuardError as error:
-            log.warning("store.unanswered", job="recheck", error=error.message)
-        for warning in opened.report.warnings if opened.report else ():
-            if warning not in before:
-                log.warning("store.warned", warning=warning)
+        if self._gate is not None:
+            self._gate.engine.context.wakeups.wake(key)
 
     def reload(self, settings: Settings) -> None:
         """Takes policies and tool rules of new settings; addresses and store stay (SIGHUP)."""
-        assert self._server is not None and self._opened is not None
+        assert self._server is not None and self._gate is not None and self._opened is not None
         state_dir = Path(self.settings.state_dir)
         config = settings.engine_config(redact_key(state_dir))
-        self._server.engine = Engine(self._opened.store, config)
+        self._server.reload_certificates()
+        engine = Engine(self._opened.store, config)
+        engine.context.wakeups = self._gate.engine.context.wakeups  # who waits goes on waiting
+        self._gate.take(engine)
         log.info("daemon.reloaded", policies=sorted(config.policies), tools=sorted(config.tools.by_name))
 
     async def stop(self) -> None:
         """Answers what is in flight, then closes everything."""
         notify_systemd("STOPPING=1")
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
+        if self._housekeeping is not None:
+            await self._housekeeping.stop()
         if self._server is not None:
             await self._server.drain()
         if self._events is not None:
             await self._events.stop()
+        if self._audit is not None:
+            await self._audit.close()
         if self._opened is not None:
             await self._opened.close()
         log.info("daemon.stopped")

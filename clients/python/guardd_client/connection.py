@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+from guardd_client.access import tls_context
 from guardd_client.errors import GuardRequestError, GuardUnavailable, RunLost
 from guardd_client.wire import NOTIFICATION, RESPONSE, Decoder, WireError, encode
 
@@ -24,7 +25,7 @@ def default_url() -> str:
 
 
 class Connection:
-    """Requests and replies, over `unix:PATH` or `tcp://HOST:PORT`.
+    """Requests and replies, over `unix:PATH`, `tcp://HOST:PORT` or `tls://HOST:PORT`.
 
     A request that got no reply before the connection broke is sent again on the next one: every operation
     that changes something carries an id, by which the daemon knows it.
@@ -115,9 +116,10 @@ class Connection:
         if self.url.startswith("unix:"):
             return await asyncio.open_unix_connection(self.url.removeprefix("unix:").removeprefix("//"))
         parts = urlsplit(self.url)
-        if parts.scheme != "tcp" or not parts.hostname or not parts.port:
-            raise GuardUnavailable(f"no URL of a daemon: {self.url}; use unix:PATH or tcp://HOST:PORT")
-        return await asyncio.open_connection(parts.hostname, parts.port)
+        if parts.scheme not in ("tcp", "tls") or not parts.hostname or not parts.port:
+            raise GuardUnavailable(f"no URL of a daemon: {self.url}; use unix:PATH, tcp://HOST:PORT or tls://HOST:PORT")
+        context = tls_context() if parts.scheme == "tls" else None
+        return await asyncio.open_connection(parts.hostname, parts.port, ssl=context)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         decoder, cause = Decoder(), ConnectionError("the daemon closed the connection")
