@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import weakref
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +18,22 @@ from guardd_client.wire import NOTIFICATION, RESPONSE, Decoder, WireError, encod
 DEFAULT_URL = "unix:.guardd/guardd.sock"
 PROTOCOL_VERSION = 1
 RECONNECT_FIRST_S, RECONNECT_MOST_S = 0.02, 0.5
+
+
+# ---- Forks -----------------------------------------------------------------
+# A child shares the parent's epoll instance. Were its copy of a connection
+# collected, closing it would take the socket out of that instance, and the
+# parent would never hear a reply again. So the child keeps what is the parent's.
+_LIVE: weakref.WeakSet[Connection] = weakref.WeakSet()
+_OF_THE_PARENT: list[Connection] = []
+
+
+def _keep_in_child() -> None:
+    _OF_THE_PARENT.extend(_LIVE)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_keep_in_child)
 
 
 def default_url() -> str:
@@ -50,6 +67,7 @@ class Connection:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._next_id = 0
         self._watched: dict[str, dict[str, Any]] = {}
+        _LIVE.add(self)
 
     async def call(self, method: str, params: dict[str, Any], *, deadline_ms: int | None = None) -> Any:
         """The result of one operation.
