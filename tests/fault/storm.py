@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.daemons import DaemonProcess
+from tests.fault.rows import scale
 from tests.fault.worker import Plan
 
-UNTIL_S = 60.0
+UNTIL_S = scale(60, 15)
+"""Far beyond what anything here needs: only a failure waits so long."""
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["tests.fault.worker"])

@@ -14,8 +14,9 @@ from guardd_client import AsyncGuard
 from guardd_client.aio import AsyncRun, new_id
 
 from tests.fault.oracle import TOOL, Journal
+from tests.fault.rows import scale
 
-DEADLINE_MS = 60_000
+DEADLINE_MS = scale(60_000, 15_000)
 POLL_S = 0.005
 
 POINTS = ("asked", "granted", "done", "reported")
