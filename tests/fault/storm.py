@@ -42,6 +42,17 @@ async def until(condition: Callable[[], object], what: str) -> None:
         await asyncio.sleep(0.003)
 
 
+_started: list[BaseProcess] = []
+
+
+def end_all() -> None:
+    """SIGKILL to every worker that is left: one that is frozen hears nothing else."""
+    while _started:
+        process = _started.pop()
+        process.kill()
+        process.join()
+
+
 @dataclass
 class Worker:
     """A worker process: `work` or `halt` of tests.fault.worker."""
@@ -56,6 +67,7 @@ class Worker:
         process = _processes.Process(target=target, args=(plan, there), daemon=True)
         process.start()
         there.close()
+        _started.append(process)
         return cls(process, here)
 
     async def heard(self) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +41,9 @@ class Callers:
     journal: Journal
     steps: list[Op] = field(default_factory=list)
     claims: list[Op] = field(default_factory=list)
+    busy: Counter[str] = field(default_factory=Counter)
+    begun: Counter[str] = field(default_factory=Counter)
+    """By key: callers that ask for it or hold it now, and how many ever began to."""
 
     def guard(self) -> AsyncGuard:
         """A connection of its own: one request at a time, so that each message is lost by itself."""
@@ -71,6 +75,9 @@ class Callers:
 
     async def _claim_once(self, run: AsyncRun, key: str) -> str:
         call, called = new_id(), time.monotonic()
+        self.busy[key] += 1
+        self.begun[key] += 1
+        is_alone, begun = self.busy[key] == 1, self.begun[key]
         answer = await run.before(TOOL, {"key": key}, idempotency_key=key, call=call)
         said = ("replay", exact(answer.value)) if answer.action == "replay" else answer.reason or answer.action
         self.claims.append(Op(called, time.monotonic(), ("claim", call), said, key=key))
@@ -81,6 +88,9 @@ class Callers:
             committed = ("commit", call, exact(value))
             self.claims.append(Op(called, time.monotonic(), committed, late or "held", key=key))
             self.journal.acked(key, call, value)
+        self.busy[key] -= 1
+        is_alone = is_alone and begun == self.begun[key]
+        assert not (is_alone and said == "in_flight"), f"{key} is in flight, and nobody holds it"
         return answer.reason
 
 
