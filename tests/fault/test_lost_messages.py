@@ -104,10 +104,11 @@ async def storm(callers: Callers, prefix: str, direct: str, *, runs: int, keys_c
             await asyncio.gather(*(callers.count(name, first) for first in range(CALLERS)))
 
     of_group = [[key for key, run in keys.items() if run == f"{prefix}-e{group}"] for group in range(GROUPS)]
-    await asyncio.gather(
-        *(count_all(counted[group::2]) for group in range(2)),
-        *(callers.claim(f"{prefix}-e{group}", of_group[group]) for group in range(GROUPS) for _ in range(KEY_CALLERS)),
-    )
+    async with asyncio.TaskGroup() as tasks:
+        for group in range(2):
+            tasks.create_task(count_all(counted[group::2]))
+        for group in [*range(GROUPS)] * KEY_CALLERS:
+            tasks.create_task(callers.claim(f"{prefix}-e{group}", of_group[group]))
     async with AsyncGuard(direct, deadline_ms=DEADLINE_MS) as guard:
         found = await verdict(guard, callers.journal, keys)
         stored = [(await guard.call("inspect", {"run": name}))["counters"]["steps"] for name in counted]
