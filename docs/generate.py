@@ -11,7 +11,7 @@ import msgspec
 
 from guardd.model.errors import ERRORS
 from guardd.model.limits import LIMITS
-from guardd.protocol.operations import OPERATIONS
+from guardd.protocol.operations import COMMON_ERRORS, OPERATIONS
 from guardd.server.settings import Settings
 
 DOCS = Path(__file__).parent
@@ -29,7 +29,7 @@ def operations() -> str:
         rows.append(f"| `{operation.name}` | {operation.role} | {shown} | {operation.text.splitlines()[0]} |")
     rows += [
         "",
-        "| method | answers | errors besides bad_argument, clock_not_allowed, store_unavailable |",
+        f"| method | answers | errors besides {', '.join(COMMON_ERRORS)} |",
         "|---|---|---|",
     ]
     for operation in OPERATIONS.values():

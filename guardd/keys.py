@@ -6,7 +6,9 @@ and one script may change them together.
 
 from __future__ import annotations
 
+from binascii import crc_hqx
 from dataclasses import dataclass
+from functools import cache
 from typing import NewType
 
 from guardd.model.ids import parents, root
@@ -74,6 +76,50 @@ class Keys:
         return Key(f"{self.prefix}:deny")
 
     @property
+    def canary(self) -> Key:
+        """Hash: id, beat, suspect, confirmed: whether the store is still the one it was. No expiry."""
+        return Key(f"{self.prefix}:canary")
+
+    def cluster_canaries(self) -> list[Key]:
+        """The canaries of a Cluster: one for each 512 slots, so that every primary of a usual cluster holds some."""
+        return [Key(f"{self.prefix}:{{{tag}}}:canary") for tag in _tags()]
+
+    @property
+    def tokens(self) -> Key:
+        """Hash: tokens by id, with the digest of the secret alone. No expiry; a token carries its own end."""
+        return Key(f"{self.prefix}:tokens")
+
+    @property
+    def audit(self) -> Key:
+        """Stream: who asked what of an operator's operations. No expiry; about the newest 100,000 entries."""
+        return Key(f"{self.prefix}:audit")
+
+    @property
     def events(self) -> str:
         """Channel: stops, freezes and resumes, for watchers."""
         return f"{self.prefix}:events"
+
+
+SLOTS, CANARIES = 16_384, 32
+
+
+def slot_of(key: str | bytes) -> int:
+    """The Cluster slot of a key, 0 to 16383: CRC16 of its hash tag, where it has one that is not empty."""
+    name = key.encode() if isinstance(key, str) else key
+    start = name.find(b"{")
+    end = name.find(b"}", start + 1)
+    tag = name[start + 1 : end] if start >= 0 and end > start + 1 else name
+    return crc_hqx(tag, 0) % SLOTS
+
+
+@cache
+def _tags() -> tuple[str, ...]:
+    """The first number, as text, that hashes into each of the slots 0, 512, 1024, ..."""
+    found: dict[int, str] = {}
+    number = 0
+    while len(found) < CANARIES:
+        slot = slot_of(str(number))
+        if slot % (SLOTS // CANARIES) == 0:
+            found.setdefault(slot, str(number))
+        number += 1
+    return tuple(found[slot] for slot in sorted(found))

@@ -162,7 +162,10 @@ calls.remember(ids, root, call_field, {
   state = "done", run = run, first = action, reason = reason ~= "" and reason or nil,
   claim = claim == "stale" and "stale" or nil,
 })
-if op then ledger.write(op, settings.ledger_ttl_ms) end
+if op then
+  ledger.wake(op, now, channel)
+  ledger.write(op, settings.ledger_ttl_ms)
+end
 hash.write(memory, settings.run_ttl_ms)
 hash.write(ids, settings.run_ttl_ms)
 chain.write(c, settings.run_ttl_ms, channel)

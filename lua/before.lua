@@ -20,7 +20,7 @@
 -- ARGV[13] target      str     coarse fingerprint, may be empty
 -- ARGV[14] args        str     canonical arguments, redacted, for the trace
 -- ARGV[15] key         str     effect key, may be empty
--- ARGV[16] effect      map     scope (run | global), digest; for global: what was seen {state, owner, until_ms, fp}
+-- ARGV[16] effect      map     scope (run | global), digest, wait_ms; for global: what was seen {state, owner, until_ms, fp}
 -- ARGV[17] rule        map     what the tool rule overrides: max_same_call, max_same_target, max_retries, max_empty, cycle_exempt, window_scope, reclaim, writes, span
 -- ARGV[18] retry       str     the change a retry declares, may be empty
 -- ARGV[19] version     int?    progress version
@@ -138,8 +138,13 @@ repeat
   -- A call id that is known: its first answer again, unless the ledger knows better
   if is_mine and known.state == "open" then
     local is_owner = op and op.f.owner == call and op.f.state == "claimed" and num.of(op.f.until_ms) > now
+    -- A global key that was not claimed yet: the daemon died between admission and claim; the claim decides.
+    if op and effect.scope == "global" and not op.f.state then is_owner = true end
     if not key_ref or is_owner then
-      action, extras.step, is_known_answer = "execute", known.step, true
+      -- How often the grant was answered: one that was heard of is never withdrawn.
+      known.asked = num.text(math.max(1, num.of(known.asked)) + 1)
+      calls.set(ids, call_field, known)
+      action, extras.step, extras.asked, is_known_answer = "execute", known.step, known.asked, true
     else
       is_asked = true
     end
@@ -277,6 +282,7 @@ if is_asked then
   end
   if key_ref then hash.set(ids, "e:" .. key_ref, effect.scope) end
   ledger.lapse(op, now)
+  if effect.scope == "run" then ledger.await(op, now, tonumber(effect.wait_ms or "")) end
   extras.retry_after_ms = lease_left_ms
   if reason == "same_call_repeat" then
     extras.limit, extras.observed = rules.max_replays, replays

@@ -8,6 +8,7 @@
 -- ARGV[5]  value       str     the result as JSON, empty when it is beyond the cap
 -- ARGV[6]  value_map   map     value_digest, value_bytes, truncated
 -- ARGV[7]  operation_id str    the outside system's name of the effect, may be empty
+-- ARGV[8]  channel     str     where those listen who wait for the result
 -- RETURNS {status}    "held" | "stale"
 -- ERRORS  -
 -- EXPIRES op_key: ledger_ttl_ms once finished
@@ -18,11 +19,13 @@
 --@include ledger
 --@bind
 
+local now = clock.now(now_ms)
 local op = hash.read(op_key)
 local result = {
   value = value, value_digest = value_map.value_digest, value_bytes = value_map.value_bytes,
   truncated = value_map.truncated, operation_id = operation_id,
 }
-local status = ledger.report(op, owner, outcome, result, clock.now(now_ms))
+local status = ledger.report(op, owner, outcome, result, now)
+ledger.wake(op, now, channel)
 ledger.write(op, settings.ledger_ttl_ms)
 return { status }

@@ -10,6 +10,7 @@
 -- ARGV[7]  value_map   map     value_digest, value_bytes, truncated
 -- ARGV[8]  operation_id str    the outside system's name of the effect, may be empty
 -- ARGV[9]  note        str     why, may be empty
+-- ARGV[10] channel     str     where those listen who wait for the result
 -- RETURNS {action, reason, name, value, ...}
 -- ERRORS  GUARD_IN_FLIGHT GUARD_ALREADY_COMMITTED GUARD_UNKNOWN_OPERATION
 -- EXPIRES op_key: ledger_ttl_ms
@@ -48,5 +49,6 @@ if state == "committed" then
   for name, each in pairs(value_map) do hash.set(op, name, each) end
   if operation_id ~= "" then hash.set(op, "operation_id", operation_id) end
 end
+ledger.wake(op, now, channel)
 ledger.write(op, settings.ledger_ttl_ms)
 return answer.say("continue", "", { state = op.f.state })

@@ -1,20 +1,24 @@
--- withdraw: take an admission back, for the global claim was lost to another (SPEC 2.6).
+-- withdraw: take an admission back that its caller never heard of (SPEC 2.6, 5).
 --
+-- The global claim was lost to another, or too few replicas have the write. A
+-- grant that was answered once more since stays: its tool may be running.
 -- The id stays known, so that its usage is not charged twice when the call is
 -- judged again by what the record says now.
 --
 -- KEYS[1]  calls_key   hash    ids of the tree
 -- KEYS[2]  trace_key   stream  what happened
 -- KEYS[3]  marks_key   hash    what the run remembers
--- KEYS[4+] run_keys    hash    the run and its ancestors, root first
+-- KEYS[4]  op_key      hash    ledger record of a run-scoped key; untouched without one
+-- KEYS[5+] run_keys    hash    the run and its ancestors, root first
 -- ARGV[1]  now_ms      int?    the virtual clock; empty: the server's
--- ARGV[2]  settings    map     run_ttl_ms, trace_max, calls_max
+-- ARGV[2]  settings    map     run_ttl_ms, ledger_ttl_ms, trace_max, calls_max
 -- ARGV[3]  channel     str     where watchers listen
 -- ARGV[4]  run         str     path
 -- ARGV[5]  call        str     call id
--- RETURNS {status}    "withdrawn" | "unknown": the call is not in flight
+-- ARGV[6]  asked       int     how often the grant had been answered
+-- RETURNS {status}    "withdrawn" | "unknown": the call is not in flight, or was answered again
 -- ERRORS  -
--- EXPIRES calls_key trace_key marks_key run_keys: run_ttl_ms
+-- EXPIRES calls_key trace_key marks_key run_keys: run_ttl_ms; op_key: ledger_ttl_ms once free
 -- FLAGS   allow-oom
 --@include num
 --@include pack
@@ -25,6 +29,7 @@
 --@include window
 --@include marks
 --@include calls
+--@include ledger
 --@include trace
 --@bind
 
@@ -33,7 +38,9 @@ local c = chain.enter(run_keys, run, now, nil)
 local call_field = "c:" .. call
 local ids = c.own and calls.fetch(calls_key, c.root, call_field, tonumber(settings.calls_max))
 local known = ids and calls.get(ids, call_field)
-if not known or known.state ~= "open" then return { "unknown" } end
+if not known or known.state ~= "open" or math.max(1, num.of(known.asked)) ~= asked then return { "unknown" } end
+local op = known.scope == "run" and hash.read(op_key) or nil
+if op then ledger.release(op, call) end
 local own, agent = c.own, pack.unescape(known.agent)
 local target = known.target and "g:" .. known.target or "g:"
 local memory = hash.fetch(marks_key, { "f:" .. known.fp, target, "w:" .. agent })
@@ -65,6 +72,10 @@ trace.add(trace_key, settings, now, { op = "withdraw", run = run, call = call })
 calls.remember(ids, c.root, call_field, {
   state = "said", run = run, client = known.client, fp = known.fp, key = known.key, first = "wait",
 })
+if op then
+  ledger.wake(op, now, channel)
+  ledger.write(op, settings.ledger_ttl_ms)
+end
 hash.write(memory, settings.run_ttl_ms)
 hash.write(ids, settings.run_ttl_ms)
 chain.write(c, settings.run_ttl_ms, channel)

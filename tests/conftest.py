@@ -18,7 +18,7 @@ from guardd.store.connect import OpenedStore, open_store
 from tests import recorder
 from tests.servers import Server
 
-MAY_LIVE_FOR_EVER = (":runs", ":doubt", ":deny")
+MAY_LIVE_FOR_EVER = (":runs", ":doubt", ":deny", ":canary", ":tokens", ":audit")
 
 
 @pytest.fixture(scope="session")
@@ -66,6 +66,19 @@ async def make_guard(opened: OpenedStore, prefix: str) -> AsyncIterator[Callable
 
     yield make
     await assert_expiries(opened.store, prefix)
+
+
+@pytest.fixture
+def make_real(real: Store, prefix: str) -> Callable[[], Engine]:
+    """Engines on the real server only."""
+
+    def make() -> Engine:
+        policies = {"reference": REFERENCE}
+        return Engine(
+            real, EngineConfig(policies=policies, default_policy="reference", prefix=prefix, virtual_clock=True)
+        )
+
+    return make
 
 
 async def assert_expiries(store: Store, prefix: str) -> None:

@@ -9,8 +9,8 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ class DaemonProcess:
     store: str
     prefix: str
     options: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    where: tuple[str, ...] = ()
 
     def log(self) -> list[dict[str, Any]]:
         """What it logged, an event a line."""
@@ -46,17 +48,23 @@ class DaemonProcess:
 
     async def restart(self) -> None:
         """The same daemon again, on the same store and socket."""
-        self.process = await _spawn(self.folder, self.url, self.store, self.prefix, self.options)
+        self.process = await _spawn(self.folder, self.url, self.store, self.prefix, self.options, self.env, self.where)
         await _ready(self.url)
 
 
 async def _spawn(
-    folder: Path, url: str, store: str, prefix: str, options: tuple[str, ...]
+    folder: Path,
+    url: str,
+    store: str,
+    prefix: str,
+    options: tuple[str, ...],
+    env: Mapping[str, str],
+    where: tuple[str, ...],
 ) -> asyncio.subprocess.Process:
     with (folder / "daemon.log").open("ab") as log:
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "guardd.cli.main", "serve", "--listen", url, "--store", store, "--prefix", prefix,
-            "--state-dir", str(folder / "state"), *options, stderr=log, env=dict(os.environ),
+            *where, sys.executable, "-m", "guardd.cli.main", "serve", "--listen", url, "--store", store, "--prefix", prefix,
+            "--state-dir", str(folder / "state"), *options, stderr=log, env={**os.environ, **env},
         )  # fmt: skip
 
 
@@ -66,14 +74,28 @@ async def _ready(url: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def daemon(store: str, prefix: str, *options: str) -> AsyncIterator[DaemonProcess]:
-    """Starts a daemon and waits until it answers; its folder is short, for a socket's path may have 104 bytes."""
+async def daemon(
+    store: str,
+    prefix: str,
+    *options: str,
+    ready: str = "",
+    env: Mapping[str, str] | None = None,
+    where: tuple[str, ...] = (),
+) -> AsyncIterator[DaemonProcess]:
+    """Starts a daemon and waits until it answers; its folder is short, for a socket's path may have 104 bytes.
+
+    In options `FOLDER` stands for the folder; ready: the address to ask whether it answers, where `listen` takes tokens.
+    env: more variables for it and its children. where: words before the command, such as `ip netns exec h1`.
+    """
     with tempfile.TemporaryDirectory(prefix="gd-") as name:
         folder = Path(name)
         url = f"unix:{folder / 'd.sock'}"
-        started = DaemonProcess(await _spawn(folder, url, store, prefix, options), url, folder, store, prefix, options)
+        options = tuple(option.replace("FOLDER", str(folder)) for option in options)
+        more = dict(env or {})
+        process = await _spawn(folder, url, store, prefix, options, more, where)
+        started = DaemonProcess(process, url, folder, store, prefix, options, more, where)
         try:
-            await _ready(url)
+            await _ready(ready.replace("FOLDER", str(folder)) or url)
             yield started
         finally:
             await started.stop()

@@ -17,6 +17,7 @@ import pytest
 from guardd.engine.core import Engine
 from guardd.model.errors import GuardError
 from guardd.protocol.operations import COMMON_ERRORS, OPERATIONS
+from guardd.server.gate import Gate
 
 SEEN: set[str] = set()
 
@@ -40,7 +41,7 @@ def listed() -> set[str]:
 
 
 LISTED = listed()
-NOT_FOR_EACH = {"clock_not_allowed", "store_unavailable"}
+NOT_FOR_EACH = {"clock_not_allowed", "not_allowed", "store_unavailable", "audit_unavailable"}
 """Errors of every operation that come from one place: seeing them once is enough."""
 
 
@@ -60,6 +61,18 @@ def install() -> None:
         return answer
 
     Engine.call = call  # type: ignore[method-assign]
+    real_gate = Gate.call
+
+    @functools.wraps(real_gate)
+    async def through(self: Gate, caller: Any, name: str, params: Any) -> Any:
+        try:
+            return await real_gate(self, caller, name, params)
+        except GuardError as error:
+            if name in OPERATIONS:
+                _note(f"{name}: error {error.name}")
+            raise
+
+    Gate.call = through  # type: ignore[method-assign]
 
 
 def _note(entry: str) -> None:

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,15 +44,19 @@ class Server:
     folder: Path
 
     @classmethod
-    def start(cls, folder: Path, *options: str, binary: Path | None = None) -> Server:
-        """Starts a server on a Unix socket in `folder`, without persistence unless `options` say so."""
+    def start(
+        cls, folder: Path, *options: str, binary: Path | None = None, env: Mapping[str, str] | None = None
+    ) -> Server:
+        """Starts a server on a Unix socket in `folder`, without persistence unless `options` say so. env: more of it."""
         path = folder / "s.sock"
         command: Sequence[str] = (
             str(binary or find_server()), "--port", "0", "--unixsocket", str(path), "--unixsocketperm", "600",
             "--save", "", "--dir", str(folder), "--hash-max-listpack-value", "1024",
             "--hash-max-listpack-entries", "64", *options,
         )  # fmt: skip
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **(env or {})}
+        )
         server = cls(process, path, folder)
         wait_until(server._answers, what=f"{command[0]} on {path}")
         return server

@@ -17,7 +17,7 @@ import uvloop
 from guardd_client import GuardRequestError, GuardUnavailable
 
 from guardd import __version__
-from guardd.cli import control, demo, replay, serve, wrap
+from guardd.cli import control, demo, doctor, replay, serve, tokens, wrap
 from guardd.model.errors import BadArgument, GuardError, StoreRefused, StoreUnavailable
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE = 0, 1, 2, 3
@@ -31,8 +31,10 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve.add_commands(commands)
     control.add_commands(commands)
+    tokens.add_commands(commands)
     wrap.add_commands(commands)
     demo.add_command(commands)
+    doctor.add_command(commands)
     replay.add_command(commands)
     version = commands.add_parser("version", help="print the version")
     version.add_argument("--json", action="store_true")
@@ -61,6 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, StoreUnavailable | StoreRefused):
             return EXIT_UNAVAILABLE
         return EXIT_USAGE if isinstance(error, BadArgument) else EXIT_FAILED
+    except ValueError as error:  # of the client: a token's file that others can read, a certificate that is none
+        print(f"guardd: {error}", file=sys.stderr)
+        return EXIT_USAGE
     except GuardRequestError as error:
         control.print_request_error(error, as_json=getattr(arguments, "json", False))
         return EXIT_FAILED

@@ -20,8 +20,6 @@ from guardd.replay.scenario import Scenario, read_scenario
 from guardd.store.base import Store
 from guardd.store.connect import OpenedStore, open_store
 
-_KEYS_PER_SCAN = 1000
-
 
 def add_command(commands: Any) -> None:
     """Adds the command to a parser."""
@@ -83,14 +81,8 @@ async def _play_one(scenario: Scenario, opened: OpenedStore, daemon: ReplayDaemo
 
 
 async def _forget(store: Store, prefix: str) -> None:
-    cursor: Any = "0"
-    while True:
-        (reply,) = await store.execute(("SCAN", cursor, "MATCH", f"{prefix}:*", "COUNT", _KEYS_PER_SCAN))
-        cursor, keys = reply
-        if keys:
-            await store.execute(("UNLINK", *keys))
-        if int(cursor) == 0:
-            return
+    if keys := await store.scan(f"{prefix}:*"):
+        await store.execute(*(("UNLINK", key) for key in keys))
 
 
 def _expand(paths: list[Path]) -> list[Path]:

@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from guardd.server.daemon import serve
+from guardd.server.listeners import check_addresses
 from guardd.server.settings import Settings, add_flags, load_settings
 from guardd.server.workers import Workers
 
@@ -50,6 +51,7 @@ async def run_check(arguments: argparse.Namespace) -> int:
     """Reads the settings as `serve` would."""
     settings: Settings = load_settings(vars(arguments))
     config = settings.engine_config(b"")
+    check_addresses(settings)
     found = {
         "policies": sorted(config.policies),
         "tools": sorted(config.tools.by_name),

@@ -118,3 +118,32 @@ def incident(found: dict[str, Any]) -> str:
         for effect in found["in_doubt"]
     ]
     return "\n".join(lines)
+
+
+def tokens(found: list[dict[str, Any]]) -> str:
+    """A line a token."""
+    lines = [f"{'ID':<12} {'ROLE':<9} {'NAME':<20} {'RUN PREFIX':<20} EXPIRES"]
+    for token in found:
+        expires = "never" if token["expires_ms"] is None else _day(token["expires_ms"])
+        lines.append(
+            f"{token['id']:<12} {token['role']:<9} {token['name'] or '-':<20} {token['run_prefix'] or '-':<20} "
+            f"{'expired' if token['expired'] else expires}"
+        )
+    return "\n".join(lines) if found else "no tokens"
+
+
+def audit(found: list[dict[str, Any]]) -> str:
+    """A line an entry."""
+    lines = []
+    for entry in found:
+        more = f" (and {entry['unwritten']} more)" if "unwritten" in entry else ""
+        subject = entry["subject"] or "-"
+        lines.append(
+            f"{_day(entry['at'])}  {entry['outcome']:<8} {entry['method']:<12} {subject:<24} "
+            f"{entry['caller']} ({entry['role'] or 'nobody'})  {entry['note']}{more}".rstrip()
+        )
+    return "\n".join(lines) or "nothing was asked"
+
+
+def _day(ms: int) -> str:
+    return dt.datetime.fromtimestamp(ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")

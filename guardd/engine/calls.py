@@ -2,32 +2,53 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from guardd import canonical
+from guardd.engine.claims import Claims
 from guardd.engine.context import Context, remember
 from guardd.engine.deny_rules import DenyRules
-from guardd.engine.shaping import Effect, amounts, pairs, text
-from guardd.keys import Key
+from guardd.engine.shaping import Effect, amounts, text
+from guardd.engine.sweep import Sweep
+from guardd.engine.waiting import wait_for
 from guardd.model import ids
 from guardd.model.answers import Answer
 from guardd.model.errors import BadArgument, ChangeRequired, NotAllowed, StoreUnavailable
-from guardd.model.limits import Policy
 from guardd.model.reasons import RETRY_CHANGES
+from guardd.model.tools import ToolRule
 from guardd.protocol import operations as ops
 from guardd.scripts import stubs
-from guardd.scripts.stubs import Map, packed
+from guardd.scripts.bind import Map, packed
+from guardd.store.base import Unproved
 
 _TURNS_MAX = 4
+
+
+class Judged(NamedTuple):
+    """A call as it is asked about: what does not change while it waits."""
+
+    request: ops.Before
+    tool: str
+    rule: ToolRule
+    normalised: Any
+    effect: Effect | None
+    client: str
+    deny_rule: str
+
+
 _CLIENT_BYTES_MAX = 128
 
 
 class Calls:
     """Judges calls. When a script sees that a cache was wrong it writes nothing, says what is right, and is asked again."""
 
-    def __init__(self, context: Context, deny_rules: DenyRules) -> None:
+    def __init__(self, context: Context, deny_rules: DenyRules, sweep: Sweep) -> None:
         self.context = context
         self.deny_rules = deny_rules
+        self.sweep = sweep
+        self.claims = Claims(context)
         self._call_of: dict[str, tuple[str, str, str]] = {}
 
     async def before(self, request: ops.Before) -> Answer:
@@ -49,12 +70,29 @@ class Calls:
         normalised = canonical.normalise(request.args)
         effect = self.context.shaper.effect(request, tool, rule, normalised, ids.root(request.run))
         deny_rule = self.deny_rules.match(tool, request.run, request.at_ms)
+        judged = Judged(request, tool, rule, normalised, effect, client, deny_rule)
+        key = self.claims.key(request.run, effect)
+        if not request.wait_ms or key is None:
+            return await self._judge(judged)
+        until_s = time.monotonic() + request.wait_ms / 1000
+        while True:
+            with self.context.wakeups.expect(key) as settled:
+                left_s = until_s - time.monotonic()
+                answer = await self._judge(judged, wait_ms=max(1, int(left_s * 1000)))
+                if answer.reason != "in_flight" or left_s <= 0:
+                    return answer
+                # The end of the lease settles it as well: then it is in doubt.
+                await wait_for(settled, min(left_s, ((answer.retry_after_ms or 0) + 1) / 1000))
+
+    async def _judge(self, judged: Judged, *, wait_ms: int = 0) -> Answer:
+        """Asks the script; a call id that was told to wait is judged again like a new one."""
+        request, tool, rule, normalised, effect, client, deny_rule = judged
         policy_name = self.context.policy_name(request.run)
         run, own_op = request.run, effect is not None and effect.scope == "run"
         for _ in range(_TURNS_MAX):
             policy = self.context.policy(policy_name)
             shaped = self.context.shaper.call(tool, rule, policy, normalised)
-            seen = await self._look(effect, request.at_ms) if effect and effect.scope == "global" else {}
+            seen = await self.claims.look(effect, request.at_ms, wait_ms) if effect and effect.scope == "global" else {}
             invocation = stubs.before(
                 calls_key=self.context.keys.calls(run),
                 trace_key=self.context.keys.trace(run),
@@ -78,7 +116,7 @@ class Calls:
                 target=shaped.target,
                 args=shaped.trace_args,
                 key=effect.key if effect else "",
-                effect=_effect_map(effect, seen),
+                effect=_effect_map(effect, seen, wait_ms),
                 rule=self.context.shaper.rule_map(tool, rule, policy),
                 retry=request.retry.change if request.retry else "",
                 version=request.progress_version,
@@ -86,17 +124,22 @@ class Calls:
                 reserve=amounts(request.reserve),
                 deny_rule=deny_rule,
             )
-            action, reason, extras, _ = reply = await self.context.ask(
-                invocation, request, claims=self._key(run, effect)
-            )
+            try:
+                action, reason, extras, _ = reply = await self.context.ask(
+                    invocation, request, claims=self.claims.key(run, effect)
+                )
+            except Unproved as unproved:
+                await self.claims.take_back(request, effect, unproved)
+                raise
             if action == "policy":
                 policy_name = reason
                 self.context.learn_policy(run, reason)
                 continue
             if action == "execute" and effect and effect.scope == "global":
-                if not await self._claim(
-                    effect, request, tool, rule.on_in_doubt == "reclaim", shaped.fingerprint, policy
-                ):
+                if not await self.claims.claim(
+                    effect, request, tool, shaped.fingerprint, policy,
+                    may_reclaim=rule.on_in_doubt == "reclaim", is_fresh="asked" not in extras,
+                ):  # fmt: skip
                     continue
             if action == "execute":
                 remember(
@@ -111,55 +154,6 @@ class Calls:
                 answer.provider_key = effect.provider_key
             return answer
         raise StoreUnavailable("the record of this call kept changing; send it again under the same call id")
-
-    async def _look(self, effect: Effect, at_ms: int | None) -> dict[str, str]:
-        """What a global record says now (SPEC 2.6, first of three scripts)."""
-        reply = await self.context.link.invoke(
-            stubs.look(op_key=self.context.keys.global_op(effect.digest), now_ms=at_ms)
-        )
-        return {"state": text(reply[0]), **pairs(reply[2:])}
-
-    async def _claim(
-        self,
-        effect: Effect,
-        request: ops.Before,
-        tool: str,
-        may_reclaim: bool,
-        fingerprint: str,
-        policy: Policy,
-    ) -> bool:
-        """Claims a global key for an admitted call; on a loss the admission is withdrawn (SPEC 2.6)."""
-        key = self.context.keys.global_op(effect.digest)
-        reply = await self.context.link.invoke(
-            stubs.claim(
-                op_key=key,
-                now_ms=request.at_ms,
-                lease_ms=int(policy.limits["claim_lease_ms"] or 0),
-                owner=request.call,
-                fp=fingerprint,
-                run=request.run,
-                agent=request.agent,
-                tool=tool,
-                key=effect.key,
-                reclaim="1" if may_reclaim else "",
-            )
-        )
-        if text(reply[0]) == "won":
-            return True
-        await self.context.link.invoke(
-            stubs.withdraw(
-                calls_key=self.context.keys.calls(request.run),
-                trace_key=self.context.keys.trace(request.run),
-                marks_key=self.context.keys.marks(request.run),
-                run_keys=self.context.keys.chain(request.run),
-                now_ms=request.at_ms,
-                settings=self.context.settings,
-                channel=self.context.keys.events,
-                run=request.run,
-                call=request.call,
-            )
-        )
-        return False
 
     async def after(self, request: ops.After) -> Answer:
         """What became of an admitted call (SPEC 2.3).
@@ -222,11 +216,14 @@ class Calls:
                         value=value,
                         value_map=value_map,
                         operation_id=request.operation_id or "",
+                        channel=self.context.keys.events,
                     )
                 )
                 global_claim = text(report[0])
                 continue
             self._call_of.pop(request.call, None)
+            if digest:
+                self.context.wakeups.wake(self.claims.key_of(request.run, digest, scope))
             return await self.context.answer(reply, request.run)
         raise StoreUnavailable("the record of this call kept changing; send the result again")
 
@@ -308,25 +305,18 @@ class Calls:
                 value_map=value_map,
                 operation_id=request.operation_id or "",
                 note=request.note or "",
+                channel=self.context.keys.events,
             ),
             request,
         )
+        self.context.wakeups.wake(key)
+        await self.sweep.settle(key)
         calls_key = self.context.keys.calls(request.run)
         await self.context.link.execute(
-            ("ZREM", self.context.keys.doubt, key),
             ("HSET", calls_key, f"e:{effect.digest}", scope),
             ("PEXPIRE", calls_key, self.context.config.run_ttl_ms),
         )
         return await self.context.answer(reply, request.run)
-
-    def _key(self, run: str, effect: Effect | None) -> Key | None:
-        if effect is None:
-            return None
-        return (
-            self.context.keys.global_op(effect.digest)
-            if effect.scope == "global"
-            else self.context.keys.op(run, effect.digest)
-        )
 
 
 def _client(client: str | None) -> str:
@@ -342,10 +332,10 @@ def _client(client: str | None) -> str:
     return quote(client)
 
 
-def _effect_map(effect: Effect | None, seen: dict[str, str]) -> Map:
+def _effect_map(effect: Effect | None, seen: dict[str, str], wait_ms: int) -> Map:
     if effect is None:
         return Map("")
-    record: dict[str, object] = {"scope": effect.scope, "digest": effect.digest}
+    record: dict[str, object] = {"scope": effect.scope, "digest": effect.digest, "wait_ms": wait_ms or None}
     for name in ("state", "until_ms", "fp"):
         record[name] = seen.get(name)
     if "owner" in seen:

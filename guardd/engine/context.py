@@ -9,13 +9,14 @@ from guardd.engine.config import EngineConfig
 from guardd.engine.link import Link
 from guardd.engine.reading import Reader
 from guardd.engine.shaping import Shaper, pairs, text
+from guardd.engine.waiting import Wakeups
 from guardd.keys import Key, Keys
 from guardd.model.answers import Answer
 from guardd.model.ids import root
 from guardd.model.limits import Policy
 from guardd.model.reasons import hint
 from guardd.protocol.operations import RunParams
-from guardd.scripts.stubs import Invocation, packed
+from guardd.scripts.bind import Invocation, packed
 
 _CACHED_MAX = 65_536
 _LISTED_MS = 60_000
@@ -51,6 +52,7 @@ class Context:
                 "holders_max": config.holders_max,
             }
         )
+        self.wakeups = Wakeups()
         self._rules = config.rules_digest()
         self._texts = {name: policy.text() for name, policy in config.policies.items()}
         self._policy_of: dict[str, str] = {}
@@ -116,11 +118,14 @@ class Context:
         now_ms = request.at_ms if request.at_ms is not None else self.reader.now_ms()
         if claims is not None:
             lease_ms = int(self.policy(self.policy_name(request.run)).limits["claim_lease_ms"] or 0)
-            commands.append(("ZADD", self.keys.doubt, "NX", now_ms + lease_ms, claims))
+            commands.append(("ZADD", self.keys.doubt, "GT", now_ms + lease_ms, claims))
         if now_ms - self._listed.get(request.run, -_LISTED_MS) >= _LISTED_MS and invocation.script.makes_runs:
             remember(self._listed, request.run, now_ms)
             commands.append(("ZADD", self.keys.runs, now_ms, root(request.run), now_ms, request.run))
-        raw = await self.link.invoke(invocation, before=commands)
+        return self.reply(await self.link.invoke(invocation, before=commands))
+
+    def reply(self, raw: Any) -> Reply:
+        """A script's reply, read."""
         action, reason = text(raw[0]), text(raw[1]) if len(raw) > 1 else ""
         if action in _ASK_AGAIN:
             return Reply(action, reason, {}, tuple(text(each) for each in raw[2:]))

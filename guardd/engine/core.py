@@ -14,12 +14,15 @@ from urllib.parse import quote
 from msgspec import UNSET
 
 from guardd import canonical
+from guardd.engine.audit import AuditStream
 from guardd.engine.calls import Calls
 from guardd.engine.config import EngineConfig
 from guardd.engine.context import Context
 from guardd.engine.deny_rules import DenyRules
 from guardd.engine.link import Link
 from guardd.engine.shaping import amounts
+from guardd.engine.sweep import Sweep
+from guardd.engine.tokens import Tokens
 from guardd.model import ids
 from guardd.model.answers import Answer
 from guardd.model.errors import BadArgument, ChangeRequired, ClockNotAllowed
@@ -27,7 +30,7 @@ from guardd.model.limits import changes_text, check_limits, parse_limits
 from guardd.model.reasons import FREEZE_SCOPES, RESUME_CHANGES
 from guardd.protocol import operations as ops
 from guardd.scripts import stubs
-from guardd.scripts.stubs import Map
+from guardd.scripts.bind import Map
 from guardd.store.base import Store
 
 Reply = dict[str, Any]
@@ -45,8 +48,11 @@ class Engine:
         link = Link(store)
         self.context = Context(link, config or EngineConfig())
         self.deny_rules = DenyRules(link, self.context.keys)
+        self.tokens = Tokens(link, self.context.keys)
+        self.audit_stream = AuditStream(link, self.context.keys)
         self.reader = self.context.reader
-        calls = Calls(self.context, self.deny_rules)
+        self.sweep = Sweep(self.context)
+        calls = Calls(self.context, self.deny_rules, self.sweep)
         self.before, self.after, self.renew, self.resolve = (
             calls.before,
             calls.after,
@@ -239,6 +245,11 @@ class Engine:
         await self.deny_rules.change(request)
         return Answer(action="continue")
 
+    async def confirm(self, request: ops.Confirm) -> Answer:
+        """The store may be trusted as it is now; every daemon grants again within a second (SPEC 5)."""
+        await self.context.link.store.confirm()
+        return Answer(action="continue")
+
     async def forget(self, request: ops.Forget) -> Answer:
         """Erase arguments, results and trace of the run's tree; counters and the ledger's digests stay.
 
@@ -262,7 +273,7 @@ class Engine:
 
     async def runs(self, request: ops.Runs) -> list[Reply]:
         """Recent root runs, newest first."""
-        return await self.reader.runs(request.limit, request.waiting)
+        return await self.reader.runs(request.limit, request.waiting, request.run_prefix or "")
 
     async def trace(self, request: ops.Trace) -> list[Reply]:
         """Trace entries of a run and its sub-runs, oldest first."""
@@ -270,7 +281,25 @@ class Engine:
 
     async def ledger(self, request: ops.Ledger) -> list[Reply]:
         """Effects that are claimed or in doubt."""
-        return await self.reader.ledger(request.in_doubt, request.limit, request.at_ms)
+        return await self.reader.ledger(request.in_doubt, request.limit, request.at_ms, request.run_prefix or "")
+
+    # ---- Who may ask -----------------------------------------------------------
+
+    async def token_new(self, request: ops.TokenNew) -> Reply:
+        """Make a token; its text is answered this once."""
+        return await self.tokens.make(request)
+
+    async def token_list(self, _: ops.TokenList) -> list[Reply]:
+        """All tokens, without their secrets."""
+        return await self.tokens.listed()
+
+    async def token_revoke(self, request: ops.TokenRevoke) -> Reply:
+        """Take a token away."""
+        return await self.tokens.revoke(request.id)
+
+    async def audit(self, request: ops.Audit) -> list[Reply]:
+        """Newest entries of the audit, newest first."""
+        return await self.audit_stream.newest(request.limit)
 
 
 def _labels(labels: Mapping[str, str] | None) -> str:

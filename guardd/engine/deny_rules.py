@@ -16,6 +16,7 @@ from guardd.keys import Keys
 from guardd.model.errors import BadArgument, StoreUnavailable
 from guardd.model.ids import check_name, check_run
 from guardd.protocol.operations import DenyRule
+from guardd.scripts import stubs
 
 REREAD_S = 1.0
 STALE_S = 5.0
@@ -37,6 +38,7 @@ class DenyRules:
         self._keys = keys
         self._rules: dict[str, StoredRule] = {}
         self._read_s = float("-inf")
+        self._server_ms, self._server_s = 0, 0.0
 
     async def ensure_fresh(self) -> None:
         """Re-reads the rules when they are older than a second.
@@ -55,19 +57,29 @@ class DenyRules:
     async def read(self) -> None:
         """Reads all rules from the store."""
         asked_s = time.monotonic()
-        (stored,) = await self._store.execute(("HGETALL", self._keys.deny))
-        items = stored.items() if isinstance(stored, dict) else zip(stored[::2], stored[1::2], strict=True)
+        now, *stored = await self._store.invoke(stubs.deny_rules(deny_key=self._keys.deny))
+        if asked_s < self._read_s:  # an answer that was overtaken by a younger one
+            return
+        self._server_ms, self._server_s = int(now), time.monotonic()
         self._rules = {
             (name.decode() if isinstance(name, bytes) else name): msgspec.json.decode(rule, type=StoredRule)
-            for name, rule in items
+            for name, rule in zip(stored[::2], stored[1::2], strict=True)
         }
         self._read_s = asked_s
+
+    def _now_ms(self) -> int:
+        """The server's clock as last heard, and what went by since: a jump of this machine's clock lifts no rule."""
+        return self._server_ms + int((time.monotonic() - self._server_s) * 1000)
+
+    def has(self, name: object) -> bool:
+        """True when there is a rule of this id, or when it is not known yet whether there is."""
+        return self._read_s == float("-inf") or (isinstance(name, str) and name in self._rules)
 
     def match(self, tool: str, run: str, at_ms: int | None) -> str:
         """The id of the first rule (by id) that forbids this tool in this run now; "" for none."""
         if not self._rules:
             return ""
-        now_ms = at_ms if at_ms is not None else time.time_ns() // 1_000_000
+        now_ms = at_ms if at_ms is not None else self._now_ms()
         for name, rule in sorted(self._rules.items()):
             if rule.until_ms is not None and now_ms >= rule.until_ms:
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from guardd.scripts.stubs import Invocation
+from guardd.scripts.bind import Invocation
 from guardd.store.base import Command, Store
 
 

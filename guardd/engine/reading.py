@@ -86,10 +86,10 @@ class Reader:
             result["envelope"] = await self._envelope(*next((p, f) for p, f in chain if p == (ended or path)))
         return result
 
-    async def runs(self, limit: int, is_waiting: bool) -> list[dict[str, Any]]:
+    async def runs(self, limit: int, is_waiting: bool, run_prefix: str = "") -> list[dict[str, Any]]:
         """Recent root runs, newest first; the index is a hint, so what has expired since is left out."""
-        names = await self._one("ZREVRANGE", self._keys.runs, 0, -1 if is_waiting else limit * 8)
-        paths = [path for path in (_text(name) for name in names) if "/" not in path]
+        names = await self._one("ZREVRANGE", self._keys.runs, 0, -1 if is_waiting or run_prefix else limit * 8)
+        paths = [path for path in (_text(name) for name in names) if "/" not in path and path.startswith(run_prefix)]
         found = await self._store.execute(*(("HGETALL", self._keys.run(path)) for path in paths)) if paths else []
         shown = []
         for path, reply in zip(paths, found, strict=True):
@@ -131,9 +131,11 @@ class Reader:
                 break
         return shown
 
-    async def ledger(self, is_in_doubt: bool, limit: int, at_ms: int | None) -> list[dict[str, Any]]:
+    async def ledger(
+        self, is_in_doubt: bool, limit: int, at_ms: int | None, run_prefix: str = ""
+    ) -> list[dict[str, Any]]:
         """Effects that are claimed or in doubt, oldest lease first."""
-        members = await self._one("ZRANGE", self._keys.doubt, 0, limit * 4)
+        members = await self._one("ZRANGE", self._keys.doubt, 0, -1 if run_prefix else limit * 4)
         keys = [_text(member) for member in members]
         found = await self._store.execute(*(("HGETALL", key) for key in keys)) if keys else []
         now_ms = at_ms if at_ms is not None else self.now_ms()
@@ -141,6 +143,8 @@ class Reader:
         for reply in found:
             fields = _fields(reply)
             state = fields.get("state")
+            if not fields.get("run", "").startswith(run_prefix):
+                continue
             if state == "claimed" and int(fields["until_ms"]) <= now_ms:
                 state = "in_doubt"
             if state == "in_doubt" or (state == "claimed" and not is_in_doubt):
@@ -245,8 +249,6 @@ def _text(value: Any) -> str:
 
 
 def _fields(reply: Any) -> Fields:
-    if isinstance(reply, dict):
-        return {_text(name): _text(value) for name, value in reply.items()}
     return {_text(name): _text(value) for name, value in zip(reply[::2], reply[1::2], strict=True)}
 
 

@@ -18,7 +18,7 @@ from guardd.model.ids import check_name
 from guardd.model.limits import Policy
 from guardd.model.tools import ToolRule
 from guardd.protocol.operations import Before
-from guardd.scripts.stubs import Map, packed
+from guardd.scripts.bind import Map, packed
 
 _ORDER_DIGITS = 40
 _ORDER_PLACES = 20

@@ -15,6 +15,7 @@
     ├── RunLost             the caller knows the run, the store does not
     ├── ClockNotAllowed     `at_ms` sent to a guard that runs on the server's clock
     ├── NotAllowed          the role of the caller does not reach this far
+    ├── AuditUnavailable    the audit cannot be written, so what permits something is refused
     ├── StoreUnavailable    the store did not answer, or cannot be trusted now
     └── StoreRefused        start-up: this server cannot keep the promises
 
@@ -175,6 +176,14 @@ class StoreUnavailable(GuardError):
     retry = "same_id"
 
 
+class AuditUnavailable(GuardError):
+    """The audit could not be written, so the action was not taken."""
+
+    name = "audit_unavailable"
+    number = 32
+    retry = "later"
+
+
 class StoreRefused(GuardError):
     """The server cannot keep what guardd promises (too old, may evict, a replica); the message says the cure."""
 
@@ -187,7 +196,7 @@ ERRORS: dict[str, type[GuardError]] = {
     for kind in (
         BadArgument, CallConflict, UnknownCall, UnknownRun, UnknownOperation, ChangeRequired, EffectKeyMissing,
         NotResumable, LimitsNeeded, InFlight, AlreadyCommitted, RunLost, ClockNotAllowed, NotAllowed,
-        StoreUnavailable, StoreRefused,
+        StoreUnavailable, StoreRefused, AuditUnavailable,
     )
 }  # fmt: skip
 """Error classes by their stable name."""

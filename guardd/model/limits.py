@@ -144,3 +144,31 @@ AGENT = Policy(
     frozenset({"request_id", "trace_id"}),  # a date can be identity
     {"window_scope": "agent", "no_progress_exempt": True},
 )
+
+
+# As lua/include/limits.lua has it, where the rule is enforced; here it only tells what has to be written down.
+_MORE_IS_TIGHTER = frozenset({"cycle_window", "max_cycle_period"})
+_LOOSE_TO_STRICT = {
+    "on_refusal": ("deny", "stop"),
+    "mode": ("observe", "enforce"),
+    "window_scope": ("agent", "run", "tree"),
+}
+
+
+def first_looser(current: Mapping[str, Any], changes: Mapping[str, Any]) -> str | None:
+    """The first change, by name, that loosens a limit; None: none does. A value of another kind counts as loose."""
+    for name in sorted(map(str, changes)):
+        if name != "claim_lease_ms" and _loosens(name, current.get(name), changes.get(name)):
+            return name
+    return None
+
+
+def _loosens(name: str, old: Any, new: Any) -> bool:
+    if name in _LOOSE_TO_STRICT:
+        words = _LOOSE_TO_STRICT[name]
+        return new not in words or (old in words and words.index(new) < words.index(old))
+    if not (new is None or isinstance(new, int)):
+        return True
+    if name in _MORE_IS_TIGHTER:
+        return new is not None and (old is None or new < old)
+    return old is not None and (new is None or new > old)

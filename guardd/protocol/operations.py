@@ -20,6 +20,9 @@ from guardd.model.reasons import RESUME_CHANGES
 Whole = Annotated[int, Meta(ge=0, le=EXACT_INT_MAX)]
 """A whole number from 0 to 2^53 - 1."""
 Text = Annotated[str, Meta(max_length=4096)]
+Role = Literal["reader", "worker", "operator"]
+ROLES: tuple[Role, ...] = ("reader", "worker", "operator")
+"""From least to most: each may do what those before it may."""
 
 
 class Usage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -60,7 +63,7 @@ class Open(RunParams, frozen=True, kw_only=True):
 
 
 class Before(RunParams, frozen=True, kw_only=True):
-    """May this call run now?"""
+    """May this call run now? wait_ms: how long to wait for an owner of its effect who is at work."""
 
     call: str
     tool: str
@@ -73,6 +76,7 @@ class Before(RunParams, frozen=True, kw_only=True):
     progress_version: Whole | None = None
     usage: Usage | None = None
     reserve: Usage | None = None
+    wait_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
 
 
 class After(RunParams, frozen=True, kw_only=True):
@@ -188,6 +192,12 @@ class DenyRule(Params, frozen=True, kw_only=True):
     remove: bool = False
 
 
+class Confirm(Params, frozen=True, kw_only=True):
+    """An operator has looked: the store may be trusted as it is now, after a flush, a rollback or a failover."""
+
+    note: Text | None = None
+
+
 class Inspect(RunParams, frozen=True, kw_only=True):
     """Counters, limits, window and envelope of one run."""
 
@@ -201,6 +211,7 @@ class Runs(Params, frozen=True, kw_only=True):
 
     limit: Annotated[int, Meta(ge=1, le=1000)] = 50
     waiting: bool = False
+    run_prefix: str | None = None
 
 
 class Trace(RunParams, frozen=True, kw_only=True):
@@ -215,6 +226,32 @@ class Ledger(Params, frozen=True, kw_only=True):
 
     in_doubt: bool = False
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+    run_prefix: str | None = None
+
+
+class TokenNew(Params, frozen=True, kw_only=True):
+    """Make a token; its text is answered this once. run_prefix: the only runs it may name."""
+
+    role: Role
+    name: Annotated[str, Meta(max_length=64)] = ""
+    run_prefix: str | None = None
+    expires_in_ms: Annotated[int, Meta(ge=1000, le=EXACT_INT_MAX // 1000)] | None = None
+
+
+class TokenList(Params, frozen=True, kw_only=True):
+    """All tokens, without their secrets."""
+
+
+class TokenRevoke(Params, frozen=True, kw_only=True):
+    """Take a token away; its connections are refused within a second."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class Audit(Params, frozen=True, kw_only=True):
+    """Newest entries of the audit, newest first."""
+
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +260,7 @@ class Operation:
 
     name: str
     params: type[Params]
-    role: Literal["reader", "worker", "operator"]
+    role: Role
     answers: tuple[str, ...] = ()
     """`action` or `action reason`; `stop *`: with the terminal reason of the run, any word."""
     errors: tuple[str, ...] = ()
@@ -235,7 +272,7 @@ class Operation:
         return (self.params.__doc__ or "").strip()
 
 
-COMMON_ERRORS = ("bad_argument", "clock_not_allowed", "store_unavailable")
+COMMON_ERRORS = ("bad_argument", "clock_not_allowed", "not_allowed", "store_unavailable", "audit_unavailable")
 _STATE = ("continue", "wait frozen", "wait human_required", "stop *")
 _DEPTH = ("deny handoff_depth",)
 _RESERVATIONS = ("deny model_call_cap", "deny token_cap", "deny cost_cap")
@@ -243,7 +280,7 @@ _RESERVATIONS = ("deny model_call_cap", "deny token_cap", "deny cost_cap")
 OPERATIONS: dict[str, Operation] = {
     operation.name: operation
     for operation in (
-        Operation("open", Open, "worker", (*_STATE, *_DEPTH), ("run_lost", "not_allowed")),
+        Operation("open", Open, "worker", (*_STATE, *_DEPTH), ("run_lost",)),
         Operation(
             "before", Before, "worker",
             (
@@ -270,14 +307,19 @@ OPERATIONS: dict[str, Operation] = {
             ("change_required", "unknown_run", "not_resumable", "limits_needed"),
         ),
         Operation(
-            "resolve", Resolve, "operator", ("continue",), ("in_flight", "already_committed", "unknown_operation", "not_allowed")
+            "resolve", Resolve, "operator", ("continue",), ("in_flight", "already_committed", "unknown_operation")
         ),
         Operation("deny_rule", DenyRule, "operator", ("continue",)),
         Operation("forget", Forget, "operator", ("continue",), ("unknown_run",)),
+        Operation("confirm", Confirm, "operator", ("continue",)),
         Operation("inspect", Inspect, "reader", (), ("unknown_run",)),
         Operation("runs", Runs, "reader"),
         Operation("trace", Trace, "reader"),
         Operation("ledger", Ledger, "reader"),
+        Operation("token_new", TokenNew, "operator"),
+        Operation("token_list", TokenList, "operator"),
+        Operation("token_revoke", TokenRevoke, "operator"),
+        Operation("audit", Audit, "operator"),
     )
 }  # fmt: skip
 

@@ -112,6 +112,9 @@ def load(name: str) -> Script:
     code = "\n".join(line for line, _, _ in lines if not line.lstrip().startswith("--"))
     if found := _FORBIDDEN.search(code):
         raise ScriptError(f"{name}.lua: {found[0]!r} is outside the subset that all servers share")
+    for path in sorted((lua_root() / "include").glob("*.lua")):
+        if path.stem not in included and re.search(rf"(?<![\w.\"]){path.stem}\.\w+\(", code):
+            raise ScriptError(f"{name}.lua: uses {path.stem} and does not include it")
     if re.search(r"\b(KEYS|ARGV)\b", "\n".join(line for line in source if not line.startswith("--"))):
         raise ScriptError(f"{name}.lua: KEYS and ARGV are named in the header only")
     flags = tuple(flag for flag in facts["FLAGS"].split() if flag != "-")

@@ -14,15 +14,18 @@ import structlog
 from guardd import __version__
 from guardd.engine.core import Engine
 from guardd.model.errors import GuardError
+from guardd.server.access import check_somebody_can_make_tokens, roles_sentence
+from guardd.server.audit import Audit, AuditFile
 from guardd.server.events import Events
+from guardd.server.gate import Gate
+from guardd.server.housekeeping import Housekeeping
+from guardd.server.listeners import check_addresses
 from guardd.server.rpc import Server
 from guardd.server.settings import Settings
 from guardd.store.connect import OpenedStore, open_store
 from guardd.store.embedded import prepare_directory
 
 log = structlog.get_logger()
-
-SWEEP_S = 1.0
 
 
 class Daemon:
@@ -37,13 +40,16 @@ class Daemon:
         self._opened: OpenedStore | None = None
         self._server: Server | None = None
         self._events: Events | None = None
-        self._sweeper: asyncio.Task[None] | None = None
+        self._gate: Gate | None = None
+        self._audit: Audit | None = None
+        self._housekeeping: Housekeeping | None = None
 
     async def start(self) -> None:
         """Opens the store and listens; afterwards `addresses` are served.
 
         Raises: StoreRefused, StoreUnavailable, BadArgument.
         """
+        check_addresses(self.settings)
         state_dir = prepare_directory(Path(self.settings.state_dir))
         config = self.settings.engine_config(redact_key(state_dir))
         self._opened = opened = await open_store(
@@ -52,17 +58,25 @@ class Daemon:
             durability=self.settings.durability or None,
             timeout_ms=self.settings.store_timeout_ms,
             pipes=2,
+            prefix=self.settings.prefix,
+            memory=state_dir / "canary.json",
         )
         try:
             engine = Engine(opened.store, config)
             self._events = Events(opened.store, engine.context.keys.events)
             await self._events.start()
-            self._server = Server(engine, self._events, self.settings)
+            self._events.on_settled = self._wake
+            await check_somebody_can_make_tokens(self.settings, engine.tokens)
+            self._audit = Audit(AuditFile(state_dir / "audit.jsonl"), engine.audit_stream)
+            await self._audit.probe()
+            self._gate = Gate(engine, self._audit)
+            self._server = Server(self._gate, self._events, self.settings)
             self.addresses = await self._server.start()
         except BaseException:
             await self.stop()
             raise
-        self._sweeper = asyncio.create_task(self._every_second(engine))
+        self._housekeeping = Housekeeping(opened, self._gate, self._audit, is_sweeping=not self.settings.virtual_clock)
+        self._housekeeping.start()
         self._say_start(opened)
         notify_systemd("READY=1")
 
@@ -76,39 +90,39 @@ class Daemon:
             server=f"{report.server} {report.version}" if report else "fakeredis",
             durability=opened.store.durability,
             promise=report.promise if report else "none: fakeredis is for tests",
-            roles="no tokens: everybody on these addresses is operator",
+            roles=roles_sentence(self.settings),
         )
         for warning in report.warnings if report else ():
             log.warning("store.warned", warning=warning)
         if opened.embedded is not None:
             log.info("store.readable", command=opened.embedded.cli_line)
 
-    async def _every_second(self, engine: Engine) -> None:
-        while True:
-            try:
-                await engine.deny_rules.read()
-            except GuardError as error:
-                log.warning("deny_rules.unread", error=error.message)
-            await asyncio.sleep(SWEEP_S)
+    def _wake(self, key: str) -> None:
+        if self._gate is not None:
+            self._gate.engine.context.wakeups.wake(key)
 
     def reload(self, settings: Settings) -> None:
         """Takes policies and tool rules of new settings; addresses and store stay (SIGHUP)."""
-        assert self._server is not None and self._opened is not None
+        assert self._server is not None and self._gate is not None and self._opened is not None
         state_dir = Path(self.settings.state_dir)
         config = settings.engine_config(redact_key(state_dir))
-        self._server.engine = Engine(self._opened.store, config)
+        self._server.reload_certificates()
+        engine = Engine(self._opened.store, config)
+        engine.context.wakeups = self._gate.engine.context.wakeups  # who waits goes on waiting
+        self._gate.take(engine)
         log.info("daemon.reloaded", policies=sorted(config.policies), tools=sorted(config.tools.by_name))
 
     async def stop(self) -> None:
         """Answers what is in flight, then closes everything."""
         notify_systemd("STOPPING=1")
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
+        if self._housekeeping is not None:
+            await self._housekeeping.stop()
         if self._server is not None:
             await self._server.drain()
         if self._events is not None:
             await self._events.stop()
+        if self._audit is not None:
+            await self._audit.close()
         if self._opened is not None:
             await self._opened.close()
         log.info("daemon.stopped")

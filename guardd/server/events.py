@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import structlog
 from redis import exceptions as driver
 from redis.asyncio import Redis
 
-from guardd.store.base import ServerStore, Store
+from guardd.store.base import Store
 
 log = structlog.get_logger()
 
 RECONNECT_S = 0.2
+QUIET_S = 10.0
 
 
 class Watcher(Protocol):
@@ -37,11 +39,12 @@ class Events:
         self._watchers: dict[str, set[Watcher]] = {}
         self._task: asyncio.Task[None] | None = None
         self.is_listening = asyncio.Event()
+        self.on_settled: Callable[[str], None] = lambda _: None
 
     async def start(self) -> None:
         """Listens from now on; a fake store publishes nothing."""
-        if isinstance(self._store, ServerStore):
-            self._task = asyncio.create_task(self._listen(self._store))
+        if self._store.event_pool() is not None:
+            self._task = asyncio.create_task(self._listen())
             await self.is_listening.wait()
 
     def watch(self, watcher: Watcher, run: str) -> None:
@@ -55,6 +58,13 @@ class Events:
             if not watchers:
                 del self._watchers[run]
 
+    def hear(self, event: dict[str, str]) -> None:
+        """Takes what a script published: a settled effect wakes who waits for it, the rest is for watchers."""
+        if event.get("event") == "settled":
+            self.on_settled(event.get("key", ""))
+        else:
+            self.publish(event)
+
     def publish(self, event: dict[str, str]) -> None:
         """Tells everybody whom an event concerns: a kill of a run ends its sub-runs too."""
         ended = event.get("run", "")
@@ -65,17 +75,24 @@ class Events:
         for watcher in heard:
             watcher.notify("event", {**event, "published_ms": time.time_ns() // 1_000_000})
 
-    async def _listen(self, store: ServerStore) -> None:
+    async def _listen(self) -> None:
         while True:
-            client: Any = Redis(connection_pool=store.pool)
+            client: Any = Redis(connection_pool=self._store.event_pool())
             subscription = client.pubsub()
             try:
                 await subscription.subscribe(self._channel)
                 self.is_listening.set()
-                async for message in subscription.listen():
-                    if message["type"] == "message":
-                        text = message["data"].decode()
-                        self.publish(dict(part.split("=", 1) for part in text.split()))
+                is_asked = False
+                while True:
+                    message = await subscription.get_message(timeout=QUIET_S)
+                    if message is None:
+                        # A server that is cut off sends nothing, not even an end: it has to answer a ping.
+                        if is_asked:
+                            raise driver.ConnectionError("the server of the subscription answers no more")
+                        await subscription.ping()
+                    elif message["type"] == "message":
+                        self.hear(dict(part.split("=", 1) for part in message["data"].decode().split()))
+                    is_asked = message is None
             except (driver.RedisError, OSError) as error:
                 log.warning("events.lost", error=str(error))
             finally:

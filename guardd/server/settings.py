@@ -20,9 +20,11 @@ from guardd.model.tools import ToolRules
 BUILT_IN = {policy.name: policy for policy in (REFERENCE, AGENT)}
 
 
-def setting(default: Any, help_text: str, *, unit: str = "", least: int = 0, most: int = 2**53 - 1) -> Any:
-    """One setting: default, help, unit and range."""
-    metadata = {"help": help_text, "unit": unit, "least": least, "most": most}
+def setting(
+    default: Any, help_text: str, *, unit: str = "", least: int = 0, most: int = 2**53 - 1, words: tuple[str, ...] = ()
+) -> Any:
+    """One setting: default, help, unit and range, or the words it may be."""
+    metadata = {"help": help_text, "unit": unit, "least": least, "most": most, "words": words}
     if isinstance(default, list):
         return declared(default_factory=lambda: list(default), metadata=metadata)
     return declared(default=default, metadata=metadata)
@@ -35,9 +37,16 @@ class Settings:
     listen: list[str] = setting(
         ["unix:.guardd/guardd.sock"], "where clients connect, may be given again", unit="ADDRESS"
     )
+    auth: str = setting(
+        "none", "none or tokens: whether callers on `listen` need a token", unit="WORD", words=("none", "tokens")
+    )
+    operator_socket: str = setting("", "a 0600 Unix socket on which everybody is operator; empty: none", unit="PATH")
+    tls_cert: str = setting("", "certificate chain, PEM; TCP listeners then speak TLS", unit="FILE")
+    tls_key: str = setting("", "private key of tls_cert, PEM", unit="FILE")
+    tls_client_ca: str = setting("", "ask clients for a certificate of this authority, PEM", unit="FILE")
     store: str = setting("embedded:", "where the state lives; see docs/store.md", unit="URL")
     state_dir: str = setting(".guardd", "files of the daemon and of an embedded store", unit="DIR")
-    durability: str = setting("", "memory or fsync; empty: fsync when embedded, else memory", unit="WORD")
+    durability: str = setting("", "memory, fsync or replicated; empty: fsync when embedded, else memory", unit="WORD")
     prefix: str = setting("guardd", "of every key", unit="WORD")
     default_policy: str = setting("agent", "of runs that name none", unit="NAME")
     store_timeout_ms: int = setting(2000, "after this a store command counts as unanswered", unit="MS", least=10)
@@ -177,4 +186,6 @@ def _checked(each: Any, value: Any, source: str) -> Any:
             raise bad
     elif not isinstance(value, type(default)):
         raise bad
+    if (words := each.metadata.get("words")) and value not in words:
+        raise BadArgument(f"{source} is another word", field=each.name, value=value, limit=" | ".join(words))
     return value

@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
 
+from guardd.engine.link import Link
+from guardd.engine.tokens import Tokens
+from guardd.keys import Keys
+from guardd.server.access import check_somebody_can_make_tokens, roles_sentence
 from guardd.server.daemon import notify_systemd, redact_key
-from guardd.server.rpc import bind_listeners
+from guardd.server.listeners import Listener, bind_listeners, check_addresses, tls_context
 from guardd.server.settings import Settings
 from guardd.store.connect import OpenedStore, open_store
 from guardd.store.embedded import prepare_directory
@@ -36,7 +39,7 @@ class Workers:
     def __init__(self, settings: Settings, argv: Sequence[str]) -> None:
         self._settings = settings
         self._argv = list(argv)
-        self._listeners: list[socket.socket] = []
+        self._listeners: list[Listener] = []
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._is_stopping = False
@@ -48,18 +51,29 @@ class Workers:
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, stopping.set)
         loop.add_signal_handler(signal.SIGHUP, self._tell, signal.SIGHUP)
+        check_addresses(self._settings)
+        tls_context(self._settings)
         state_dir = prepare_directory(Path(self._settings.state_dir))
         redact_key(state_dir)
         opened = await open_store(
             self._settings.store, state_dir=state_dir / "store", durability=self._settings.durability or None,
-            timeout_ms=self._settings.store_timeout_ms,
+            timeout_ms=self._settings.store_timeout_ms, prefix=self._settings.prefix, memory=state_dir / "canary.json",
         )  # fmt: skip
         try:
-            self._listeners, addresses = bind_listeners(self._settings.listen)
+            tokens = Tokens(Link(opened.store), Keys(self._settings.prefix))
+            await check_somebody_can_make_tokens(self._settings, tokens)
+            self._listeners = bind_listeners(self._settings)
+            addresses = [listener.shown for listener in self._listeners]
             self._keepers = [
                 asyncio.create_task(self._keep(number, opened)) for number in range(self._settings.workers)
             ]
-            log.info("workers.started", workers=self._settings.workers, listen=addresses, store=opened.url)
+            log.info(
+                "workers.started",
+                workers=self._settings.workers,
+                listen=addresses,
+                store=opened.url,
+                roles=roles_sentence(self._settings),
+            )
             notify_systemd("READY=1")
             await stopping.wait()
         finally:
@@ -70,7 +84,7 @@ class Workers:
         """One worker, for as long as we serve."""
         store = f"unix://{opened.embedded.socket}" if opened.embedded else self._settings.store
         while not self._is_stopping:
-            descriptors = [listener.fileno() for listener in self._listeners]
+            descriptors = [listener.socket.fileno() for listener in self._listeners]
             environment = {
                 **os.environ, "GUARDD_STORE": store, "GUARDD_WORKERS": "1", "GUARDD_LISTEN_FDS": ",".join(map(str, descriptors)),
                 "GUARDD_DURABILITY": opened.store.durability,
@@ -95,8 +109,8 @@ class Workers:
         self._tell(signal.SIGTERM)
         await asyncio.gather(*self._keepers)
         for listener in self._listeners:
-            path = listener.getsockname() if listener.family == socket.AF_UNIX else None
-            listener.close()
-            if path:
-                Path(path).unlink(missing_ok=True)
+            path = listener.path
+            listener.socket.close()
+            if path is not None:
+                path.unlink(missing_ok=True)
         log.info("workers.stopped")

@@ -1,21 +1,18 @@
-"""One store behind the engine: commands and scripts, gathered into pipelines.
+"""What the engine asks of a store, whatever serves it: one server, a Sentinel set, a Cluster, a fake.
 
-Nothing here repeats a command by itself. A NOSCRIPT answer means that nothing
-ran, so the script is loaded and the same EVALSHA sent once; every other failure
-is the caller's to send again under the same call id.
+Nothing here repeats a command by itself. A NOSCRIPT, MOVED or ASK answer means
+that nothing ran, so the same script is sent once more; every other failure is
+the caller's to send again under the same call id.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hiredis import pack_command
-from redis import exceptions as driver
-from redis.asyncio.connection import AbstractConnection, ConnectionPool
+from redis.asyncio.connection import ConnectionPool
 
 from guardd.model.errors import StoreUnavailable
 from guardd.store.errors import map_error
@@ -43,15 +40,34 @@ class LoadedScript:
     sha: str
 
 
+class Unproved(StoreUnavailable):
+    """A script ran, but its write does not stand as firmly as it must: nothing may be granted on it.
+
+    replies:         what the server said; a claim that was granted in it is to be withdrawn.
+    spares_records:  what records, ends or holds stands all the same; only grants are refused.
+    """
+
+    def __init__(
+        self, message: str, *, value: str, spares_records: bool = False, replies: list[Reply] | None = None
+    ) -> None:
+        super().__init__(message, field="store", value=value)
+        self.spares_records = spares_records
+        self.replies = replies or []
+
+
 class Store(Protocol):
     """What the engine asks of a store.
 
-    kind:       embedded | standalone | fake.
-    durability: memory | fsync: when an answer is given, what a granted call survives.
+    kind:       embedded | standalone | sentinel | cluster | fake.
+    durability: memory | fsync | replicated: when an answer is given, what a granted call survives.
+    trouble:    why nothing is granted now, a sentence that says what an operator can do; "" when all is well.
     """
 
     kind: str
     durability: str
+
+    @property
+    def trouble(self) -> str: ...
 
     async def execute(self, *commands: Command) -> list[Reply]:
         """Sends commands in one write; replies in order.
@@ -60,19 +76,45 @@ class Store(Protocol):
         """
 
     async def transaction(self, *commands: Command) -> list[Reply]:
-        """The same as one MULTI/EXEC: a consistent look."""
+        """The same as one MULTI/EXEC: a consistent look. All keys are of one tree."""
 
     async def script(
         self, script: ScriptLike, keys: Sequence[str], args: Sequence[Any], *,
         before: Sequence[Command] = (),
     ) -> Reply:  # fmt: skip
-        """Runs a script, with plain commands before it in the same write.
+        """Runs a script, with plain commands before it, in the same write where the topology allows.
 
-        Raises: the error the script names, or StoreUnavailable.
+        Raises: the error the script names, Unproved, or StoreUnavailable.
         """
 
+    async def prove(self) -> None:
+        """Looks whether this is still the store it was, with all it held; sets or lifts `trouble`. Once a second.
+
+        Raises: StoreUnavailable.
+        """
+
+    async def confirm(self) -> None:
+        """An operator says that the store may be trusted as it is now; every daemon hears of it within a second."""
+
+    def event_pool(self) -> ConnectionPool | None:
+        """Where to listen to published events; None: nothing is published."""
+
+    async def scan(self, pattern: str) -> list[bytes]:
+        """The keys that a glob matches, on every primary. For clearing up after tests and the player."""
+
     async def close(self) -> None:
-        """Lets connections, and an embedded server, go."""
+        """Lets connections go."""
+
+
+async def scanned(execute: Callable[..., Awaitable[list[Reply]]], pattern: str) -> list[bytes]:
+    """The keys of one server that a glob matches."""
+    found: list[bytes] = []
+    cursor: Any = "0"
+    while True:
+        ((cursor, keys),) = await execute(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000))
+        found += keys
+        if int(cursor) == 0:
+            return found
 
 
 class Scripts:
@@ -93,11 +135,6 @@ class Scripts:
         return found
 
 
-def _pack(command: Command) -> bytes:
-    packed: bytes = pack_command(tuple(command))  # type: ignore[arg-type]
-    return packed
-
-
 def checked(replies: list[Reply], *, where: str) -> list[Reply]:
     """The replies, when none is an error; else the first error as the guard's own."""
     for reply in replies:
@@ -106,138 +143,15 @@ def checked(replies: list[Reply], *, where: str) -> list[Reply]:
     return replies
 
 
-class Pipe:
-    """One connection on which the commands of many callers travel together.
+def may_grant(script: ScriptLike) -> bool:
+    """False for what only records, ends or holds: the same scripts that may run when memory is full."""
+    return "allow-oom" not in script.flags
 
-    While a batch is on the wire later callers queue up; they go as the next
-    batch, never waiting for a timer to fill one. After a failure or a timeout
-    the connection is dropped, so that a late reply is never read as the answer
-    to another command; the next batch connects again.
+
+def refuse_grants(script: ScriptLike, trouble: str) -> None:
+    """Lets through, while the store is in doubt, only what records, ends or holds.
+
+    Raises: StoreUnavailable.
     """
-
-    def __init__(self, pool: ConnectionPool, *, timeout_s: float) -> None:
-        self._pool = pool
-        self._timeout_s = timeout_s
-        self._connection: AbstractConnection | None = None
-        self._queue: list[tuple[list[Command], asyncio.Future[list[Reply]]]] = []
-        self._sender: asyncio.Task[None] | None = None
-
-    async def execute(self, commands: list[Command]) -> list[Reply]:
-        """Replies in order; an error reply stands in the list as an exception."""
-        future: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
-        self._queue.append((commands, future))
-        if self._sender is None:
-            self._sender = asyncio.create_task(self._drain())
-        return await future
-
-    async def _drain(self) -> None:
-        try:
-            while self._queue:
-                batch, self._queue = self._queue, []
-                await self._send(batch)
-        finally:
-            self._sender = None
-
-    async def _send(self, batch: list[tuple[list[Command], asyncio.Future[list[Reply]]]]) -> None:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                if self._connection is None:
-                    connection: AbstractConnection = self._pool.make_connection()  # type: ignore[no-untyped-call]
-                    await connection.connect()  # type: ignore[no-untyped-call]
-                    self._connection = connection
-                connection = self._connection
-                # The driver's async connections pack in Python; hiredis does the same in C.
-                packed = b"".join([_pack(command) for commands, _ in batch for command in commands])
-                await connection.send_packed_command(packed, check_health=False)
-                for commands, future in batch:
-                    replies = [await self._read(connection) for _ in commands]
-                    if not future.done():
-                        future.set_result(replies)
-        except BaseException as error:
-            await self._drop()
-            mapped = map_error(error, where="the store")
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(mapped)
-            if isinstance(error, asyncio.CancelledError):
-                raise
-
-    @staticmethod
-    async def _read(connection: AbstractConnection) -> Reply:
-        try:
-            return await connection.read_response(disconnect_on_error=False)
-        except driver.ResponseError as error:
-            return error
-
-    async def _drop(self) -> None:
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            await connection.disconnect(nowait=True)
-
-    async def close(self) -> None:
-        """Drops the connection; callers that wait get StoreUnavailable."""
-        if self._sender is not None:
-            self._sender.cancel()
-            await asyncio.gather(self._sender, return_exceptions=True)
-        waiting, self._queue = self._queue, []
-        for _, future in waiting:
-            if not future.done():
-                future.set_exception(StoreUnavailable("the store was closed", field="store"))
-        await self._drop()
-
-
-class ServerStore:
-    """A standalone server, by one or a few pipes.
-
-    Args: pool:   makes connections, without retries (`connect.pool_for`).
-          pipes:  connections; more let a batch travel while another is worked on.
-    """
-
-    def __init__(
-        self,
-        pool: ConnectionPool,
-        *,
-        kind: str,
-        durability: str,
-        timeout_ms: int,
-        pipes: int = 1,
-        with_flags: bool = True,
-    ) -> None:
-        self.kind = kind
-        self.durability = durability
-        self.pool = pool
-        self._pipes = [Pipe(pool, timeout_s=timeout_ms / 1000) for _ in range(pipes)]
-        self._scripts = Scripts(with_flags=with_flags)
-        self._turn = 0
-
-    def _pipe(self) -> Pipe:
-        self._turn = (self._turn + 1) % len(self._pipes)
-        return self._pipes[self._turn]
-
-    async def execute(self, *commands: Command) -> list[Reply]:
-        """See Store."""
-        return checked(await self._pipe().execute(list(commands)), where="a command")
-
-    async def transaction(self, *commands: Command) -> list[Reply]:
-        """See Store."""
-        replies = await self._pipe().execute([("MULTI",), *commands, ("EXEC",)])
-        return list(checked(replies, where="a transaction")[-1])
-
-    async def script(
-        self, script: ScriptLike, keys: Sequence[str], args: Sequence[Any], *, before: Sequence[Command] = ()
-    ) -> Reply:
-        """See Store."""
-        loaded = self._scripts.get(script)
-        call: Command = ("EVALSHA", loaded.sha, len(keys), *keys, *args)
-        pipe = self._pipe()
-        replies = await pipe.execute([*before, call])
-        if isinstance(replies[-1], driver.NoScriptError):
-            # Nothing ran: load it and send the same call once.
-            replies = [*replies[:-1], *await pipe.execute([("SCRIPT", "LOAD", loaded.text), call])]
-        return checked(replies, where=f"the script {script.name}")[-1]
-
-    async def close(self) -> None:
-        """See Store."""
-        for pipe in self._pipes:
-            await pipe.close()
-        await self.pool.disconnect()
+    if trouble and may_grant(script):
+        raise StoreUnavailable(trouble, field="store", value="not trusted")

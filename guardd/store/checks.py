@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,11 @@ from typing import Any
 from guardd.model.errors import StoreRefused, StoreUnavailable
 
 _MINIMUM = {"redis": (7, 0), "valkey": (7, 2)}
-_CONFIGS = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "save")
+_CONFIGS = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write")
+REPLICATED = (
+    "no double grant in the tested partitions (3 nodes, colocated sentinels); Redis itself gives no proof of it: a "
+    "grant or result is answered when half of the nodes have it in memory"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +27,23 @@ class ServerReport:
     warnings: tuple[str, ...]
 
 
-async def check_server(execute: Callable[..., Awaitable[list[Any]]], *, durability: str) -> ServerReport:
-    """Looks at version, role, eviction and persistence.
+def merged(reports: dict[str, ServerReport]) -> ServerReport:
+    """One report of several primaries: the first one's promise, the warnings of all."""
+    first = next(iter(reports.values()))
+    warned: dict[str, list[str]] = {}
+    for name, report in reports.items():
+        for warning in report.warnings:
+            warned.setdefault(warning, []).append(name)
+    warnings = tuple(f"{', '.join(names)}: {warning}" for warning, names in warned.items())
+    return ServerReport(first.server, first.version, first.promise, warnings)
 
+
+async def check_server(
+    execute: Callable[..., Awaitable[list[Any]]], *, durability: str, kind: str = "standalone", replicas: int = 0
+) -> ServerReport:
+    """Looks at version, role, eviction, persistence and replicas.
+
+    Args: kind: of the store. replicas: how many this primary should have.
     Raises: StoreRefused: with the sentence that mends it. StoreUnavailable.
     """
     (info_reply,) = await execute(("INFO", "everything"))
@@ -47,7 +66,7 @@ async def check_server(execute: Callable[..., Awaitable[list[Any]]], *, durabili
             field="store",
             value="replica",
         )
-    if info.get("cluster_enabled") == "1":
+    if info.get("cluster_enabled") == "1" and kind != "cluster":
         raise StoreRefused("this server is a cluster node: use a redis+cluster:// URL", field="store", value="cluster")
     warnings: list[str] = []
     policy = config.get("maxmemory-policy") or info.get("maxmemory_policy", "")
@@ -64,7 +83,37 @@ async def check_server(execute: Callable[..., Awaitable[list[Any]]], *, durabili
         warnings.append(
             f"this server has evicted {info['evicted_keys']} keys since its start: some records may be gone"
         )
-    return ServerReport(server, version, _promise(config, info, durability, warnings), tuple(warnings))
+    _check_replicas(config, info, kind, durability, replicas, warnings)
+    promise = _promise(config, info, durability, warnings)
+    return ServerReport(server, version, REPLICATED if durability == "replicated" else promise, tuple(warnings))
+
+
+def _check_replicas(
+    config: dict[str, str], info: dict[str, str], kind: str, durability: str, replicas: int, warnings: list[str]
+) -> None:
+    in_sync = sum(1 for name, value in info.items() if re.fullmatch(r"slave\d+", name) and "state=online" in value)
+    needed = (replicas + 1) // 2
+    if durability == "replicated" and in_sync < needed:
+        raise StoreRefused(
+            f"{in_sync} of {replicas} replicas are in sync, durability replicated needs {needed}: bring them back",
+            field="durability", value=in_sync, limit=needed,
+        )  # fmt: skip
+    if kind not in ("sentinel", "cluster"):
+        return
+    if in_sync < max(1, replicas):
+        warnings.append(
+            f"{in_sync} of {replicas} replicas are in sync: after a failover now, grants and results may be lost; bring them back"
+        )
+    if durability != "replicated":
+        warnings.append(
+            "a failover may lose what was acknowledged just before it, and a primary that is cut off goes on granting; "
+            "set durability replicated"
+        )
+    if int(config.get("min-replicas-to-write") or 0) < 1:
+        warnings.append(
+            "min-replicas-to-write is 0: a primary that is cut off goes on taking writes (CONFIG SET min-replicas-to-write 1, "
+            "min-replicas-max-lag 2, and in its configuration file)"
+        )
 
 
 def _promise(config: dict[str, str], info: dict[str, str], durability: str, warnings: list[str]) -> str:

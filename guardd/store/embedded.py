@@ -27,7 +27,7 @@ from typing import IO, Any
 import structlog
 
 from guardd.model.errors import GuardError, StoreRefused, StoreUnavailable
-from guardd.store.base import Pipe
+from guardd.store.pipe import Pipe
 from guardd.store.pool import pool_for
 
 log = structlog.get_logger()

@@ -8,7 +8,7 @@ from typing import Any
 from redis import exceptions as driver
 
 from guardd.model.errors import StoreRefused
-from guardd.store.base import Command, Reply, ScriptLike, Scripts, checked
+from guardd.store.base import Command, Reply, ScriptLike, Scripts, checked, scanned
 
 
 class FakeStore:
@@ -16,6 +16,7 @@ class FakeStore:
 
     kind = "fake"
     durability = "memory"
+    trouble = ""
 
     def __init__(self) -> None:
         try:
@@ -24,7 +25,8 @@ class FakeStore:
             raise StoreRefused(
                 "fakeredis: needs the extra: pip install 'guardd[fake]'", field="store", value="fakeredis:"
             ) from error
-        self._client: Any = fakeredis.FakeAsyncRedis()
+        self._client: Any = fakeredis.FakeAsyncRedis(protocol=2)
+        self._client.response_callbacks.clear()  # replies in the shapes of the wire, as from a server
         self._scripts = Scripts(with_flags=False)
 
     async def execute(self, *commands: Command) -> list[Reply]:
@@ -51,6 +53,20 @@ class FakeStore:
             return await self._client.execute_command(*command)
         except driver.RedisError as error:
             return error
+
+    async def prove(self) -> None:
+        """See Store; there is nothing to prove."""
+
+    async def confirm(self) -> None:
+        """See Store."""
+
+    def event_pool(self) -> None:
+        """See Store."""
+        return
+
+    async def scan(self, pattern: str) -> list[bytes]:
+        """See Store."""
+        return await scanned(self.execute, pattern)
 
     async def close(self) -> None:
         """See Store."""

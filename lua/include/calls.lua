@@ -12,7 +12,7 @@ local calls = {}
 -- state: open (admitted, no result yet) | done (reported) | said (answered only)
 local ORDER = {
   "state", "run", "client", "fp", "key", "first", "reason", "limit", "observed", "steps", "counted", "struck",
-  "tool", "target", "agent", "scope", "op", "step", "round", "retry", "started",
+  "tool", "target", "agent", "scope", "op", "asked", "step", "round", "retry", "started",
   "model_calls", "tokens", "cost_micros", "claim", "settled", "slot",
 }
 

@@ -30,12 +30,38 @@ end
 
 -- Gives the effect to one owner. names: {owner, run, agent, tool, key, scope, fp}.
 function ledger.claim(h, names, now, lease_ms)
+  local was_in_doubt = h.f.state == "claimed" or h.f.state == "in_doubt"
   if h.f.state then redis.call("DEL", h.key) end
   h.f, h.changed, h.dropped = {}, {}, {}
   hash.set(h, "state", "claimed")
   for name, value in pairs(names) do hash.set(h, name, value) end
   hash.set(h, "claimed_ms", now)
   hash.set(h, "until_ms", now + lease_ms)
+  if was_in_doubt then hash.set(h, "reclaimed", "1") end
+end
+
+-- Takes a claim back that its owner never heard of: what it took over is in
+-- doubt again, anything else is free.
+function ledger.release(h, owner)
+  if h.f.owner ~= owner or h.f.state ~= "claimed" then return "stale" end
+  hash.set(h, "state", h.f.reclaimed and "in_doubt" or "freed")
+  return "released"
+end
+
+-- Somebody wants to hear when this claim is settled, until then at the latest.
+function ledger.await(h, now, wait_ms)
+  local until_ms = now + (wait_ms or 0)
+  if wait_ms and h.f.state == "claimed" and until_ms > num.of(h.f.awaited_ms) then
+    hash.set(h, "awaited_ms", until_ms)
+  end
+end
+
+-- Wakes those who wait for a claim that is settled now; without any nothing is published.
+function ledger.wake(h, now, channel)
+  if h.f.state ~= "claimed" and num.of(h.f.awaited_ms) > now then
+    redis.call("PUBLISH", channel, "event=settled key=" .. h.key)
+    hash.drop(h, "awaited_ms")
+  end
 end
 
 -- What a result does to its effect: commit | free | doubt.

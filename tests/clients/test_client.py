@@ -263,7 +263,7 @@ async def test_a_run_that_the_store_lost_is_never_made_anew(
     run = guard.run("r")
     await run.before("t")
     client = embedded.client()
-    client.delete(*client.keys(f"{served.prefix}:*"))
+    client.delete(*(key for key in client.keys(f"{served.prefix}:*") if not key.endswith(":canary")))
     with pytest.raises(RunLost):
         await run.before("t")
 

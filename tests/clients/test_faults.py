@@ -81,7 +81,7 @@ async def test_without_a_daemon_no_tool_runs_but_read_only_ones_that_are_allowed
 
 
 def test_a_forked_child_has_a_connection_of_its_own(embedded: Server, prefix: str) -> None:
-    """Same guard object, other client instance; both work."""
+    """Same guard object, other client instance; both work, also when the child lets the parent's objects go."""
 
     async def main() -> None:
         async with daemon(embedded.url, prefix) as served:
@@ -100,6 +100,7 @@ def test_a_forked_child_has_a_connection_of_its_own(embedded: Server, prefix: st
             "child = os.fork()\n"
             "if child == 0:\n"
             "    assert run.before('t', {'who': 'child'}).action == 'execute'\n"
+            "    import gc; gc.collect()\n"
             "    os._exit(0)\n"
             "_, status = os.waitpid(child, 0)\n"
             "assert run.inspect()['counters']['steps'] == 2\n"

@@ -135,7 +135,7 @@ async def test_a_key_of_a_wrong_type_changes_nothing(
     key = {"run": keys.run("r"), "marks": keys.marks("r"), "calls": keys.calls("r"), "trace": keys.trace("r"),
            "op": keys.op("r", digest)}[broken]  # fmt: skip
     await real.execute(("DEL", key), ("SET", key, "not what it should be"))
-    opened = OpenedStore(real, None, None, "")
+    opened = OpenedStore(real, None, "")
     before = await snapshot(opened, prefix)
     try:
         await guard.call(op, {"run": "r", "at_ms": 5, **OPERATIONS[op]})
@@ -151,21 +151,6 @@ async def test_a_key_of_a_wrong_type_changes_nothing(
     else:
         (value,) = await real.execute(("GET", key))
         assert value == b"not what it should be", "an operation that does not need the key left it alone"
-
-
-@pytest.fixture
-def make_real(real: Any, prefix: str) -> Any:
-    """Engines on the real server only."""
-    from guardd.engine.config import EngineConfig
-    from guardd.model.limits import REFERENCE
-
-    def make() -> Engine:
-        policies = {"reference": REFERENCE}
-        return Engine(
-            real, EngineConfig(policies=policies, default_policy="reference", prefix=prefix, virtual_clock=True)
-        )
-
-    return make
 
 
 async def test_counters_keep_every_digit_up_to_2_53(make_guard: Any) -> None:

@@ -34,12 +34,23 @@ GOOD: dict[str, dict[str, Any]] = {
     "runs": {},
     "trace": {"run": "r"},
     "ledger": {},
+    "token_new": {"role": "worker"},
+    "token_list": {},
+    "token_revoke": {"id": "x"},
+    "audit": {},
 }
 DEEP: Any = 0
 for _ in range(40):
     DEEP = [DEEP]
 
 BAD: list[tuple[str, dict[str, Any], str, str]] = [
+    ("token_new", {"role": "admin"}, "bad_argument", "role"),
+    ("token_new", {"name": "a\nb"}, "bad_argument", "name"),
+    ("token_new", {"run_prefix": "a b"}, "bad_argument", "run"),
+    ("token_new", {"expires_in_ms": 0}, "bad_argument", "expires_in_ms"),
+    ("token_list", {"x": 1}, "bad_argument", "x"),
+    ("token_revoke", {"id": ""}, "bad_argument", "id"),
+    ("audit", {"limit": 0}, "bad_argument", "limit"),
     ("open", {"policy": "none"}, "bad_argument", "policy"),
     ("open", {"limits": {"max_stepz": 1}}, "bad_argument", "limits.max_stepz"),
     ("open", {"limits": {"max_steps": -1}}, "bad_argument", "limits.max_steps"),

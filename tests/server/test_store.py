@@ -16,11 +16,12 @@ import pytest
 import redis
 
 from guardd.model.errors import BadArgument, CallConflict, StoreRefused, StoreUnavailable
-from guardd.store.base import Pipe, ServerStore
 from guardd.store.connect import open_store, shown
 from guardd.store.embedded import EmbeddedServer
 from guardd.store.errors import UNAVAILABLE, map_error
+from guardd.store.pipe import Pipe
 from guardd.store.pool import pool_for
+from guardd.store.server import ServerStore
 from tests.servers import Server, free_port, wait_until
 
 

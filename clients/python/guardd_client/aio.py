@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from guardd_client.access import default_token
 from guardd_client.answers import Answer
 from guardd_client.connection import Connection, default_url
 from guardd_client.errors import GuardUnavailable, RunStopped
@@ -27,7 +28,8 @@ class AsyncGuard:
     """A connection to the daemon, shared by any number of runs.
 
     Args:
-        url:            unix:PATH or tcp://HOST:PORT; None: GUARDD_URL, else the daemon of this folder.
+        url:            unix:PATH, tcp://HOST:PORT or tls://HOST:PORT; None: GUARDD_URL, else the daemon of this folder.
+        token:          None: GUARDD_TOKEN, else the content of the file GUARDD_TOKEN_FILE.
         deadline_ms:    a request without an answer by then raises GuardUnavailable.
         on_unavailable: "deny" (default), or "allow_read_only": tools wrapped with read_only=True run unguarded
                         while the guard is out of reach; logged and counted in `unguarded`.
@@ -46,7 +48,7 @@ class AsyncGuard:
         self.on_unavailable = on_unavailable
         self.unguarded = 0
         self._runs: list[AsyncRun] = []
-        self._arguments = (url or default_url(), token, deadline_ms)
+        self._arguments = (url or default_url(), token or default_token(), deadline_ms)
         self._connection = self._connect()
         self._pid = os.getpid()
 

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import os
 import secrets
+import weakref
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+from guardd_client.access import tls_context
 from guardd_client.errors import GuardRequestError, GuardUnavailable, RunLost
 from guardd_client.wire import NOTIFICATION, RESPONSE, Decoder, WireError, encode
 
@@ -18,13 +20,29 @@ PROTOCOL_VERSION = 1
 RECONNECT_FIRST_S, RECONNECT_MOST_S = 0.02, 0.5
 
 
+# ---- Forks -----------------------------------------------------------------
+# A child shares the parent's epoll instance. Were its copy of a connection
+# collected, closing it would take the socket out of that instance, and the
+# parent would never hear a reply again. So the child keeps what is the parent's.
+_LIVE: weakref.WeakSet[Connection] = weakref.WeakSet()
+_OF_THE_PARENT: list[Connection] = []
+
+
+def _keep_in_child() -> None:
+    _OF_THE_PARENT.extend(_LIVE)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_keep_in_child)
+
+
 def default_url() -> str:
     """GUARDD_URL, else the socket of a daemon that was started in this folder."""
     return os.environ.get("GUARDD_URL") or DEFAULT_URL
 
 
 class Connection:
-    """Requests and replies, over `unix:PATH` or `tcp://HOST:PORT`.
+    """Requests and replies, over `unix:PATH`, `tcp://HOST:PORT` or `tls://HOST:PORT`.
 
     A request that got no reply before the connection broke is sent again on the next one: every operation
     that changes something carries an id, by which the daemon knows it.
@@ -49,6 +67,7 @@ class Connection:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._next_id = 0
         self._watched: dict[str, dict[str, Any]] = {}
+        _LIVE.add(self)
 
     async def call(self, method: str, params: dict[str, Any], *, deadline_ms: int | None = None) -> Any:
         """The result of one operation.
@@ -115,9 +134,10 @@ class Connection:
         if self.url.startswith("unix:"):
             return await asyncio.open_unix_connection(self.url.removeprefix("unix:").removeprefix("//"))
         parts = urlsplit(self.url)
-        if parts.scheme != "tcp" or not parts.hostname or not parts.port:
-            raise GuardUnavailable(f"no URL of a daemon: {self.url}; use unix:PATH or tcp://HOST:PORT")
-        return await asyncio.open_connection(parts.hostname, parts.port)
+        if parts.scheme not in ("tcp", "tls") or not parts.hostname or not parts.port:
+            raise GuardUnavailable(f"no URL of a daemon: {self.url}; use unix:PATH, tcp://HOST:PORT or tls://HOST:PORT")
+        context = tls_context() if parts.scheme == "tls" else None
+        return await asyncio.open_connection(parts.hostname, parts.port, ssl=context)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         decoder, cause = Decoder(), ConnectionError("the daemon closed the connection")

@@ -33,11 +33,15 @@ class WireError(Exception):
 class Decoder:
     """Bytes in, messages out.
 
-    Args: frame_bytes_max: a longer frame is refused when its length is announced, before its body is read.
+    Args:
+        frame_bytes_max: a longer frame is refused when its length is announced, before its body is read.
+        items_max:       values in a frame, those inside of others counted, too: empty maps are a byte on the wire
+                         and 64 in memory.
     """
 
-    def __init__(self, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+    def __init__(self, *, frame_bytes_max: int = FRAME_BYTES_MAX, items_max: int = FRAME_BYTES_MAX) -> None:
         self._frame_bytes_max = frame_bytes_max
+        self._items_max = items_max
         self._buffer = bytearray()
 
     def receive_data(self, data: bytes) -> list[Message]:
@@ -55,7 +59,7 @@ class Decoder:
             end = start + _LENGTH.size + size
             if len(self._buffer) < end:
                 break
-            messages.append(_message(bytes(self._buffer[start + _LENGTH.size : end])))
+            messages.append(_message(bytes(self._buffer[start + _LENGTH.size : end]), self._items_max))
             start = end
         del self._buffer[:start]
         return messages
@@ -80,10 +84,26 @@ def encode(message: Message) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def _message(body: bytes) -> Message:
+def _message(body: bytes, items_max: int) -> Message:
+    left = items_max
+
+    def count(items: int) -> None:
+        nonlocal left
+        left -= items
+        if left < 0:
+            raise WireError(f"a frame has more than {items_max} values")
+
+    def members(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+        count(len(pairs))
+        return _members(pairs)
+
+    def items(values: list[Any]) -> list[Any]:
+        count(len(values))
+        return values
+
     try:
         message = msgpack.unpackb(
-            body, raw=False, strict_map_key=True, object_pairs_hook=_members, ext_hook=_no_extension,
+            body, raw=False, strict_map_key=True, object_pairs_hook=members, list_hook=items, ext_hook=_no_extension,
             max_map_len=65_536, max_array_len=65_536,
         )  # fmt: skip
     except WireError:

@@ -1,0 +1,217 @@
+"""Whether the store is still the one it was: the canary of each primary (SPEC 5).
+
+A canary is a small hash without expiry: `id` names this life of the store,
+`beat` is raised by every batch of scripts. A beat that is not higher than one
+that was acknowledged before, or a canary that is gone or has another id, means
+that the store was flushed, rolled back or replaced. Then effects it knew may be
+forgotten, so nothing is granted until an operator has looked and confirms.
+
+A daemon that noticed writes `suspect` into the canary: all others stop within
+a second. `confirmed` is a new random word each time an operator confirms.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from guardd.keys import Key
+from guardd.store.base import Command, Reply, Unproved
+
+Execute = Callable[..., Awaitable[list[Any]]]
+
+_FIELDS = ("id", "beat", "suspect", "confirmed")
+_CURE = "look what is missing, then: guardd doctor --confirm"
+
+
+@dataclass(slots=True)
+class Known:
+    """What this daemon knows of one canary. trouble: why it does not trust it, sticky until an operator confirms."""
+
+    id: str = ""
+    beat: int = 0
+    confirms: list[str] = field(default_factory=list)
+    trouble: str = ""
+    was_seen: bool = False
+
+
+class Canaries:
+    """The canaries of one store.
+
+    Args:
+        keys:   one for a server, a fixed set spread over the slots of a Cluster.
+        memory: file that keeps what is known over a restart of the daemon; None: nothing is kept.
+        name:   of the store, in that file.
+    """
+
+    def __init__(self, keys: Sequence[Key], *, memory: Path | None, name: str) -> None:
+        self.keys = tuple(keys)
+        self._memory = memory
+        self._name = f"{name} {self.keys[0]}"
+        self._known = {key: Known() for key in self.keys}
+        self._saved = ""
+        self._load()
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing may be granted; "" when every canary is as it was."""
+        return next((known.trouble for known in self._known.values() if known.trouble), "")
+
+    # ---- In every batch ------------------------------------------------------------
+
+    def beat(self, key: Key) -> tuple[Command, Callable[[Reply], Unproved | None]]:
+        """The command that raises a beat, and who judges by its reply.
+
+        The floor is what was acknowledged before the command is sent: batches on other connections may be
+        answered in any order. An error reply (memory full, slot moved) proves nothing and accuses nobody.
+        """
+        known = self._known[key]
+        floor = known.beat
+
+        def judge(reply: Reply) -> Unproved | None:
+            if not isinstance(reply, int):
+                return None
+            if reply <= floor:
+                known.trouble = f"the store went back: its canary {key} says {reply}, {floor} was seen before; {_CURE}"
+                return Unproved(known.trouble, value="rolled back", spares_records=True)
+            known.beat = max(known.beat, reply)
+            return None
+
+        return ("HINCRBY", key, "beat", 1), judge
+
+    # ---- Every second ----------------------------------------------------------------
+
+    async def prove(self, execute: Execute) -> None:
+        """Compares every canary with what is known; makes those of a new store; tells the others of trouble.
+
+        Raises: StoreUnavailable.
+        """
+        floors = {key: known.beat for key, known in self._known.items()}  # as of before the question
+        found = await execute(*(("HMGET", key, *_FIELDS) for key in self.keys))
+        commands: list[Command] = []
+        for key, reply in zip(self.keys, found, strict=True):
+            identity, beat, suspect, confirmed = (value.decode() if value else "" for value in reply)
+            known = self._known[key]
+            is_new_word = bool(confirmed) and confirmed not in known.confirms
+            if is_new_word:
+                known.confirms.append(confirmed)
+            if is_new_word and known.was_seen:
+                known.id, known.beat, known.trouble = identity, int(beat or 0), ""
+                continue
+            known.was_seen = True
+            known.trouble = (
+                known.trouble or self._compare(key, known.id, floors[key], identity, int(beat or 0)) or suspect
+            )
+            if known.trouble and not suspect:
+                commands.append(("HSET", key, "suspect", known.trouble, "suspect_ms", time.time_ns() // 1_000_000))
+            elif not known.trouble and not identity:
+                commands.append(("HSETNX", key, "id", secrets.token_hex(8)))
+            elif not known.trouble:
+                known.id = identity
+                known.beat = max(known.beat, int(beat or 0))
+        if commands:
+            await execute(*commands)
+            if any(command[0] == "HSETNX" for command in commands):
+                await self.prove(execute)
+        self._save()
+
+    @staticmethod
+    def _compare(key: Key, known_id: str, floor: int, identity: str, beat: int) -> str:
+        if known_id and not identity:
+            return f"the canary {key} is gone: the store was flushed, or it is another one; {_CURE}"
+        if known_id and identity != known_id:
+            return f"the canary {key} is of another store ({identity}, {known_id} was known); {_CURE}"
+        if beat < floor:
+            return f"the store went back: its canary {key} says {beat}, {floor} was seen before; {_CURE}"
+        return ""
+
+    async def confirm(self, execute: Execute) -> None:
+        """Lifts the trouble of every canary, for every daemon.
+
+        Raises: StoreUnavailable.
+        """
+        word = secrets.token_hex(8)
+        commands: list[Command] = []
+        for key in self.keys:
+            commands += [
+                ("HSETNX", key, "id", secrets.token_hex(8)),
+                ("HDEL", key, "suspect", "suspect_ms"),
+                ("HSET", key, "confirmed", word, "confirmed_ms", time.time_ns() // 1_000_000),
+            ]
+        await execute(*commands)
+        await self.prove(execute)
+
+    # ---- Over a restart of the daemon ------------------------------------------------
+
+    def _load(self) -> None:
+        if self._memory is None or not self._memory.exists():
+            return
+        stores = json.loads(self._memory.read_text(encoding="utf-8"))
+        for key, kept in stores.get(self._name, {}).items():
+            if key in self._known:
+                self._known[Key(key)] = Known(kept["id"], kept["beat"], list(kept["confirms"]), was_seen=True)
+
+    def _save(self) -> None:
+        if self._memory is None:
+            return
+        kept = {
+            key: {"id": known.id, "beat": known.beat, "confirms": known.confirms} for key, known in self._known.items()
+        }
+        text = json.dumps(kept)
+        if text == self._saved:
+            return
+        stores = json.loads(self._memory.read_text(encoding="utf-8")) if self._memory.exists() else {}
+        stores[self._name] = kept
+        scratch = self._memory.with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps(stores), encoding="utf-8")
+        scratch.replace(self._memory)
+        self._saved = text
+
+
+class BatchProof:
+    """Ends a batch with the canary's beat, and with WAIT where replicas count.
+
+    WAIT counts replicas for the last write of this connection only (Valkey) or of the whole server (Redis);
+    the beat before it is such a write, so a batch that only repeats an answer is proved like any other.
+
+    Args:
+        canary:   which canary this connection's server holds now; None: none is known.
+        replicas: how many must have the writes of a batch; 0: none.
+    """
+
+    def __init__(self, canaries: Canaries, canary: Callable[[], Key | None], *, replicas: int, wait_ms: int) -> None:
+        self._canaries = canaries
+        self._canary = canary
+        self._replicas = replicas
+        self._wait_ms = wait_ms
+
+    def begin(self) -> tuple[list[Command], Callable[[list[Reply]], Unproved | None]]:
+        """See Proof."""
+        key = self._canary()
+        commands: list[Command] = []
+        judge_beat: Callable[[Reply], Unproved | None] = lambda _: None  # noqa: E731
+        if key is not None:
+            command, judge_beat = self._canaries.beat(key)
+            commands.append(command)
+        if self._replicas:
+            commands.append(("WAIT", self._replicas, self._wait_ms))
+
+        def judge(replies: list[Reply]) -> Unproved | None:
+            verdict = judge_beat(replies[0]) if key is not None else None
+            if verdict is None and self._replicas:
+                acknowledged = replies[-1] if isinstance(replies[-1], int) else 0
+                if acknowledged < self._replicas or key is None or isinstance(replies[0], Exception):
+                    return Unproved(
+                        f"NOREPLICAS: {acknowledged} of {self._replicas} replicas have the write after {self._wait_ms} ms; "
+                        "bring them back, then send the request again under the same call id",
+                        value="NOREPLICAS",
+                    )
+            return verdict
+
+        return commands, judge
