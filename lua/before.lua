@@ -145,6 +145,7 @@ repeat
       known.asked = num.text(math.max(1, num.of(known.asked)) + 1)
       calls.set(ids, call_field, known)
       action, extras.step, extras.asked, is_known_answer = "execute", known.step, known.asked, true
+      if op and effect.scope == "run" then extras.lease_ms = num.of(op.f.until_ms) - now end
     else
       is_asked = true
     end
@@ -340,6 +341,7 @@ if not action then
   if op and effect.scope == "run" then
     ledger.claim(op, { owner = call, run = run, agent = agent, tool = tool, key = key, scope = "run", fp = full_fp },
       now, num.of(rules.claim_lease_ms))
+    extras.lease_ms = rules.claim_lease_ms
   end
   mark.inflight = num.text(num.of(mark.inflight) + 1)
   if is_retry then mark.retries = num.text(num.of(mark.retries) + 1) end

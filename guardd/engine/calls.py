@@ -152,6 +152,8 @@ class Calls:
                 _add_result(answer, extras, seen)
             if effect:
                 answer.provider_key = effect.provider_key
+                if action == "execute" and effect.scope == "global":
+                    answer.lease_ms = int(policy.limits["claim_lease_ms"] or 0)
             return answer
         raise StoreUnavailable("the record of this call kept changing; send it again under the same call id")
 

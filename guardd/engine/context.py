@@ -143,6 +143,8 @@ class Context:
         answer.evidence = {name: _evidence(name, extras[name]) for name in _EVIDENCE if name in extras}
         if "retry_after_ms" in extras:
             answer.retry_after_ms = int(extras["retry_after_ms"])
+        if "lease_ms" in extras:
+            answer.lease_ms = int(extras["lease_ms"])
         if "step" in extras:
             answer.step = int(extras["step"])
         if left := extras.get("remaining"):

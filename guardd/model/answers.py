@@ -21,6 +21,7 @@ class Answer(msgspec.Struct, omit_defaults=True, kw_only=True):
     step:            number of the admitted call in its run.
     value, operation_id, result_truncated, value_digest:  of a replay; value is JSON as it was reported.
     provider_key:    idempotency key to hand to providers, for calls with a key.
+    lease_ms:        of an admitted call with a key: its claim lasts so long, renew it before.
     claim:           "stale": another owner holds the effect; "renewed" for a renewal.
     would:           observe mode: what enforcing would have answered, as {action, reason}.
     envelope:        with stop: what the run says about itself.
@@ -39,6 +40,7 @@ class Answer(msgspec.Struct, omit_defaults=True, kw_only=True):
     result_truncated: bool = False
     value_digest: str = ""
     provider_key: str = ""
+    lease_ms: int | None = None
     claim: str = ""
     would: list[dict[str, str]] = []
     policy: str = ""

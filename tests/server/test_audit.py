@@ -29,7 +29,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "finish": {"run": "r"}, "kill": {"run": "r"}, "freeze": {"run": "r"}, "resume": {"run": "r", "change": "human_input"},
     "resolve": {"run": "r", "tool": "t", "idempotency_key": "k", "state": "committed"}, "deny_rule": {"id": "i", "tool": "t"},
     "forget": {"run": "r"}, "inspect": {"run": "r"}, "runs": {}, "trace": {"run": "r"}, "ledger": {},
-    "token_new": {"role": "worker"}, "token_list": {}, "token_revoke": {"id": "x"}, "audit": {},
+    "token_new": {"role": "worker"}, "token_list": {}, "token_revoke": {"id": "x"}, "audit": {}, "confirm": {},
 }  # fmt: skip
 
 

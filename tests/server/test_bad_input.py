@@ -38,6 +38,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "token_list": {},
     "token_revoke": {"id": "x"},
     "audit": {},
+    "confirm": {},
 }
 DEEP: Any = 0
 for _ in range(40):
@@ -50,6 +51,8 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("token_new", {"expires_in_ms": 0}, "bad_argument", "expires_in_ms"),
     ("token_list", {"x": 1}, "bad_argument", "x"),
     ("token_revoke", {"id": ""}, "bad_argument", "id"),
+    ("confirm", {"note": 1}, "bad_argument", "note"),
+    ("before", {"wait_ms": 60_001}, "bad_argument", "wait_ms"),
     ("audit", {"limit": 0}, "bad_argument", "limit"),
     ("open", {"policy": "none"}, "bad_argument", "policy"),
     ("open", {"limits": {"max_stepz": 1}}, "bad_argument", "limits.max_stepz"),

@@ -15,13 +15,12 @@ from guardd_client.access import default_token
 from guardd_client.answers import Answer
 from guardd_client.connection import Connection, default_url
 from guardd_client.errors import GuardUnavailable, RunStopped
-from guardd_client.tools import Outcome, ToolOptions, bind_arguments, key_of
+from guardd_client.renewals import Renewals
+from guardd_client.tools import Granted, Outcome, ToolOptions, bind_arguments, key_of
 
 log = logging.getLogger("guardd_client")
 
 UNSET: Any = object()
-RENEWALS_PER_LEASE = 3
-LEASE_MS = 30_000
 
 
 class AsyncGuard:
@@ -47,6 +46,7 @@ class AsyncGuard:
             raise ValueError(f"on_unavailable is deny or allow_read_only, not {on_unavailable!r}")
         self.on_unavailable = on_unavailable
         self.unguarded = 0
+        self.deadline_ms = deadline_ms
         self._runs: list[AsyncRun] = []
         self._arguments = (url or default_url(), token or default_token(), deadline_ms)
         self._connection = self._connect()
@@ -147,9 +147,12 @@ class AsyncRun:
     async def before(
         self, tool: str, args: Any = None, *, call: str | None = None, agent: str | None = None, idempotency_key: str | None = None,
         scope: str | None = None, retry: str | None = None, progress_version: int | None = None,
-        usage: Mapping[str, int] | None = None, reserve: Mapping[str, int] | None = None, deadline_ms: int | None = None,
+        usage: Mapping[str, int] | None = None, reserve: Mapping[str, int] | None = None, wait_ms: int | None = None,
+        deadline_ms: int | None = None,
     ) -> Answer:  # fmt: skip
         """May this call run now? call: an id of at least 96 random bits; None makes one, it stands in `answer["call"]`.
+
+        wait_ms: how long to wait for an owner of the effect who is at work, 0 to 60000; the deadline is that much later.
 
         Raises: GuardUnavailable: then the tool must not run. GuardRequestError.
         """
@@ -159,7 +162,10 @@ class AsyncRun:
             call=call, tool=tool, args=args, agent=self.agent if agent is None else agent, idempotency_key=idempotency_key,
             scope=scope, retry={"change": retry} if retry else None, progress_version=progress_version,
             usage=dict(usage) if usage else None, reserve=dict(reserve) if reserve else None,
+            wait_ms=wait_ms,
         )  # fmt: skip
+        if wait_ms:
+            deadline_ms = (self.guard.deadline_ms if deadline_ms is None else deadline_ms) + wait_ms
         answer: Answer = self._heard(await self.guard.call("before", params, deadline_ms=deadline_ms))
         answer["call"] = call
         return answer
@@ -230,7 +236,8 @@ class AsyncRun:
     def tool(
         self, name: str | None = None, *, key: Sequence[str] | Callable[..., str] | str | None = None, scope: str | None = None,
         read_only: bool = False, not_executed: Sequence[type[BaseException]] = (), refusals: str = "raise",
-        progress: Callable[[Any], int | None] | None = None, verify: Callable[..., Any] | None = None, lease_ms: int = LEASE_MS,
+        progress: Callable[[Any], int | None] | None = None, verify: Callable[..., Any] | None = None, lease_ms: int | None = None,
+        wait_ms: int = 0,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # fmt: skip
         """Guards an async function: asked before, reported after, its claim renewed while it runs.
 
@@ -244,10 +251,13 @@ class AsyncRun:
             progress:     from the result to the progress version that it confirms, or None.
             verify:       asked when the effect is in doubt: True it happened, False it did not, None unknown.
                           The tool rule must say `verify = true`.
-            lease_ms:     how long a claim lasts without a renewal.
+            lease_ms:     how long a claim lasts from each renewal on; None: as long as the run's limit says.
+            wait_ms:      how long to wait for another owner of the effect who is at work, 0 to 60000.
         The function gets `provider_key` and `cancelled` when it has parameters of these names.
         """
-        options = ToolOptions(name, key, scope, read_only, tuple(not_executed), refusals, progress, verify, lease_ms)
+        options = ToolOptions(
+            name, key, scope, read_only, tuple(not_executed), refusals, progress, verify, lease_ms, wait_ms
+        )
         return lambda function: self._wrap(function, options)
 
     def _wrap(self, function: Callable[..., Any], options: ToolOptions) -> Callable[..., Any]:
@@ -263,17 +273,16 @@ class AsyncRun:
                     for item in asked.value or ():
                         yield item
                     return
-                call, extra = asked
                 items: list[Any] = []
-                async with _Renewals(self, call, options):
+                async with Renewals(self, asked, options):
                     try:
-                        async for item in function(*args, **kwargs, **extra):
+                        async for item in function(*args, **kwargs, **asked.extra):
                             items.append(item)
                             yield item
                     except BaseException as error:
-                        await self._failed(call, error, options)
+                        await self._failed(asked.call, error, options)
                         raise
-                await self._done(call, items, options)
+                await self._done(asked.call, items, options)
 
             return stream
 
@@ -289,14 +298,13 @@ class AsyncRun:
                 return await function(*args, **kwargs)
             if isinstance(asked, Outcome):
                 return asked.value
-            call, extra = asked
-            async with _Renewals(self, call, options):
+            async with Renewals(self, asked, options):
                 try:
-                    value = await function(*args, **kwargs, **extra)
+                    value = await function(*args, **kwargs, **asked.extra)
                 except BaseException as error:
-                    await self._failed(call, error, options)
+                    await self._failed(asked.call, error, options)
                     raise
-            await self._done(call, value, options)
+            await self._done(asked.call, value, options)
             return value
 
         return guarded
@@ -310,14 +318,16 @@ class AsyncRun:
         kwargs: Any,
         *,
         has_verified: bool = False,
-    ) -> Outcome | tuple[str, dict[str, Any]]:
-        """Asks before. An Outcome is what the caller gets instead; else the call id and what the function wants to have."""
+    ) -> Outcome | Granted:
+        """Asks before. An Outcome is what the caller gets instead."""
         named, wanted = bind_arguments(function, args, kwargs)
         key = key_of(options.key, named)
-        answer = await self.before(tool, named, idempotency_key=key, scope=options.scope)
+        answer = await self.before(
+            tool, named, idempotency_key=key, scope=options.scope, wait_ms=options.wait_ms or None
+        )
         if answer.action == "execute":
             given = {"provider_key": answer.provider_key, "cancelled": self.cancelled}
-            return answer["call"], {name: given[name] for name in wanted}
+            return Granted(answer["call"], answer.lease_ms, {name: given[name] for name in wanted})
         if answer.action == "replay":
             return Outcome(answer.value)
         if answer.reason == "in_doubt" and options.verify is not None and not has_verified and key is not None:
@@ -337,6 +347,8 @@ class AsyncRun:
     async def _done(self, call: str, value: Any, options: ToolOptions) -> None:
         version = options.progress(value) if options.progress else None
         answer = await self.after(call, "progress", value=UNSET if value is None else value, progress_version=version)
+        if answer.claim == "stale":
+            log.warning("the effect of call %s was settled by others meanwhile; its result is kept beside", call)
         if answer.action == "stop":
             self.cancelled.set()
 
@@ -360,31 +372,6 @@ class AsyncRun:
         async with self._opening:
             if not self._is_open:
                 await self.open()
-
-
-class _Renewals:
-    """Keeps a claim while a tool runs; hears of the run's end on the way."""
-
-    def __init__(self, run: AsyncRun, call: str, options: ToolOptions) -> None:
-        self._run, self._call, self._options = run, call, options
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> None:
-        if self._options.key is not None:
-            self._task = asyncio.create_task(self._renew())
-
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(self._options.lease_ms / RENEWALS_PER_LEASE / 1000)
-            try:
-                await self._run.renew(self._call, lease_ms=self._options.lease_ms)
-            except GuardUnavailable as error:
-                log.warning("a claim could not be renewed: %s", error)
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
 
 def new_id() -> str:

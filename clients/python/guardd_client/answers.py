@@ -11,7 +11,7 @@ class Answer(dict[str, Any]):
     """An answer as the daemon sent it; members that do not apply are not there.
 
     The common ones are attributes: action, reason, hint, evidence, remaining, retry_after_ms, value,
-    operation_id, provider_key, claim, step, epoch, envelope.
+    operation_id, provider_key, lease_ms, claim, step, epoch, envelope.
     """
 
     @property
@@ -53,6 +53,11 @@ class Answer(dict[str, Any]):
     def provider_key(self) -> str:
         """Idempotency key to pass on to providers; "" for calls without a key."""
         return str(self.get("provider_key", ""))
+
+    @property
+    def lease_ms(self) -> int | None:
+        """How long the claim of an admitted call lasts without a renewal; None: it has none."""
+        return self.get("lease_ms")
 
     @property
     def claim(self) -> str:

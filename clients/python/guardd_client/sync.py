@@ -15,10 +15,11 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from guardd_client.aio import LEASE_MS, UNSET, AsyncGuard, AsyncRun, _Renewals, log
+from guardd_client.aio import UNSET, AsyncGuard, AsyncRun, log
 from guardd_client.answers import Answer
 from guardd_client.errors import GuardUnavailable
-from guardd_client.tools import Outcome, ToolOptions
+from guardd_client.renewals import Renewals
+from guardd_client.tools import Granted, Outcome, ToolOptions
 
 T = TypeVar("T")
 
@@ -185,10 +186,13 @@ class Run:
     def tool(
         self, name: str | None = None, *, key: Sequence[str] | Callable[..., str] | str | None = None, scope: str | None = None,
         read_only: bool = False, not_executed: Sequence[type[BaseException]] = (), refusals: str = "raise",
-        progress: Callable[[Any], int | None] | None = None, verify: Callable[..., Any] | None = None, lease_ms: int = LEASE_MS,
+        progress: Callable[[Any], int | None] | None = None, verify: Callable[..., Any] | None = None, lease_ms: int | None = None,
+        wait_ms: int = 0,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # fmt: skip
         """Guards a function or a generator; see AsyncRun.tool. Async functions are guarded by AsyncRun."""
-        options = ToolOptions(name, key, scope, read_only, tuple(not_executed), refusals, progress, verify, lease_ms)
+        options = ToolOptions(
+            name, key, scope, read_only, tuple(not_executed), refusals, progress, verify, lease_ms, wait_ms
+        )
         return lambda function: self._wrap(function, options)
 
     def _wrap(self, function: Callable[..., Any], options: ToolOptions) -> Callable[..., Any]:
@@ -205,17 +209,16 @@ class Run:
                 if isinstance(asked, Outcome):
                     yield from asked.value or ()
                     return
-                call, extra = asked
                 items: list[Any] = []
-                with _SyncRenewals(self._async, call, options):
+                with _SyncRenewals(self._async, asked, options):
                     try:
-                        for item in function(*args, **kwargs, **extra):
+                        for item in function(*args, **kwargs, **asked.extra):
                             items.append(item)
                             yield item
                     except BaseException as error:
-                        _LOOP.run(self._async._failed(call, error, options))  # noqa: SLF001
+                        _LOOP.run(self._async._failed(asked.call, error, options))  # noqa: SLF001
                         raise
-                _LOOP.run(self._async._done(call, items, options))  # noqa: SLF001
+                _LOOP.run(self._async._done(asked.call, items, options))  # noqa: SLF001
 
             return stream
 
@@ -231,22 +234,21 @@ class Run:
                 return function(*args, **kwargs)
             if isinstance(asked, Outcome):
                 return asked.value
-            call, extra = asked
-            with _SyncRenewals(self._async, call, options):
+            with _SyncRenewals(self._async, asked, options):
                 try:
-                    value = function(*args, **kwargs, **extra)
+                    value = function(*args, **kwargs, **asked.extra)
                 except BaseException as error:
-                    _LOOP.run(self._async._failed(call, error, options))  # noqa: SLF001
+                    _LOOP.run(self._async._failed(asked.call, error, options))  # noqa: SLF001
                     raise
-            _LOOP.run(self._async._done(call, value, options))  # noqa: SLF001
+            _LOOP.run(self._async._done(asked.call, value, options))  # noqa: SLF001
             return value
 
         return guarded
 
     def _ask(self, tool: str, function: Callable[..., Any], options: ToolOptions, args: Any, kwargs: Any) -> Any:
         asked = _LOOP.run(self._async._ask(tool, function, options, args, kwargs))  # noqa: SLF001
-        if not isinstance(asked, Outcome) and "cancelled" in asked[1]:
-            asked[1]["cancelled"] = self.cancelled
+        if isinstance(asked, Granted) and "cancelled" in asked.extra:
+            asked.extra["cancelled"] = self.cancelled
         return asked
 
 
@@ -274,8 +276,8 @@ class _Flag:
 
 
 class _SyncRenewals:
-    def __init__(self, run: AsyncRun, call: str, options: ToolOptions) -> None:
-        self._renewals = _Renewals(run, call, options)
+    def __init__(self, run: AsyncRun, granted: Granted, options: ToolOptions) -> None:
+        self._renewals = Renewals(run, granted, options)
 
     def __enter__(self) -> None:
         _LOOP.run(self._renewals.__aenter__())

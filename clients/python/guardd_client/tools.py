@@ -24,13 +24,23 @@ class ToolOptions:
     refusals: str
     progress: Callable[[Any], int | None] | None
     verify: Callable[..., Any] | None
-    lease_ms: int
+    lease_ms: int | None
+    wait_ms: int
 
     def __post_init__(self) -> None:
         if self.refusals not in ("raise", "return"):
             raise ValueError(f"refusals is raise or return, not {self.refusals!r}")
-        if self.lease_ms < 1:
+        if self.lease_ms is not None and self.lease_ms < 1:
             raise ValueError(f"lease_ms is at least 1, not {self.lease_ms}")
+
+
+@dataclass(frozen=True)
+class Granted:
+    """The tool may run. lease_ms: of its claim, None without one. extra: what the wrapper fills in."""
+
+    call: str
+    lease_ms: int | None
+    extra: dict[str, Any]
 
 
 @dataclass(frozen=True)
