@@ -184,6 +184,12 @@ class AuditUnavailable(GuardError):
     retry = "later"
 
 
+class AuditStoreUnavailable(AuditUnavailable):
+    """The same, because the store is out of reach: it may be back soon, so the same may be sent again."""
+
+    retry = "same_id"
+
+
 class StoreRefused(GuardError):
     """The server cannot keep what guardd promises (too old, may evict, a replica); the message says the cure."""
 

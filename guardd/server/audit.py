@@ -24,7 +24,7 @@ import structlog
 
 from guardd.engine.audit import AuditStream
 from guardd.engine.tokens import hide_tokens
-from guardd.model.errors import AuditUnavailable, GuardError
+from guardd.model.errors import AuditStoreUnavailable, AuditUnavailable, GuardError, StoreUnavailable
 
 log = structlog.get_logger()
 
@@ -120,12 +120,14 @@ class Audit:
     async def write(self, entry: Entry, *, copies: int) -> None:
         """Returns once so many copies, 1 or 2, hold the entry; the other one is still tried.
 
-        Raises: AuditUnavailable: fewer could be written in 5 s.
+        Raises: AuditUnavailable: fewer could be written in 5 s. AuditStoreUnavailable: because the store is out of
+        reach; nothing was done, and clients send the same again.
         """
         entry = {"at": time.time_ns() // 1_000_000, "id": secrets.token_hex(8), **entry}
         pending = {self._start(self._to_file(entry)), self._start(self.stream.add(entry))}
         deadline = time.monotonic() + WRITE_TIMEOUT_S
         errors: list[str] = []
+        is_store_lost = False
         while copies and pending and not (copies == 2 and errors):
             left_s = max(0.0, deadline - time.monotonic())
             done, pending = await asyncio.wait(pending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
@@ -134,9 +136,11 @@ class Audit:
                 break
             failed = [error for task in done if (error := task.exception()) is not None]
             errors += [_sentence(error) for error in failed]
+            is_store_lost |= any(isinstance(error, StoreUnavailable) for error in failed)
             copies -= len(done) - len(failed)
         if copies > 0:
-            raise AuditUnavailable(
+            kind = AuditStoreUnavailable if is_store_lost else AuditUnavailable
+            raise kind(
                 f"the audit cannot be written, so nothing was done: {'; '.join(errors)}; mend it and ask again "
                 "(kill, freeze and deny rules go through as long as one copy can be written)",
                 field="audit", value=str(self._file.path), limit="the file and the store",

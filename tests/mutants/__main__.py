@@ -45,7 +45,7 @@ def run_one(patch: Path) -> tuple[str, str, str]:
             return patch.stem, found["rule"], f"SURVIVED: the patch does not apply: {applied.stderr.strip()}"
         environment = {
             **os.environ,
-            "PYTHONPATH": str(copy),
+            "PYTHONPATH": os.pathsep.join((str(copy), str(copy / "clients" / "python"))),
             "GUARDD_EXAMPLES": "40",
             "GUARDD_WALKS": "120",
             "GUARDD_FAULT_SCALE": "20",

@@ -219,6 +219,17 @@ async def test_without_any_copy_nothing_is_done(guarded: Guarded, monkeypatch: p
     assert asked == []
 
 
+@pytest.mark.parametrize(("broken", "retry"), [("file", "later"), ("store", "same_id")])
+async def test_only_a_store_out_of_reach_is_worth_sending_the_same_again(
+    broken: str, retry: str, guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that restarts is back in a second: a client that opens a run with limits must not fail for that."""
+    break_copy(broken, guarded, monkeypatch)
+    with pytest.raises(AuditUnavailable) as refused:
+        await guarded.ask(OPERATOR, "open", run="r", limits={"max_steps": 1000})
+    assert refused.value.as_dict()["retry"] == retry
+
+
 def break_copy(broken: str, guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Breaks one copy; returns what the engine is asked from now on."""
     asked: list[str] = []
