@@ -7,6 +7,7 @@ line of a second file. No store, daemon or worker that dies takes them along.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import secrets
@@ -29,6 +30,7 @@ GLOBAL_EVERY = 3
 OLD_EVERY = 5
 NEWEST = 6
 PATIENCE_S = 60.0
+TELL_S, LINE_BYTES = 0.2, 28
 
 
 def seed() -> str:
@@ -177,12 +179,27 @@ class Crowd:
                 self.longest_s = max(self.longest_s, time.monotonic() - began)
             return answer
 
+    async def tell(self) -> None:
+        """Keeps the counts of this process beside the oracle's files, and the frontier that of all processes."""
+        while not self.is_over:
+            await asyncio.sleep(TELL_S)
+            if self.oracle.effects_file.exists():
+                self.frontier = max(self.frontier, self.oracle.effects_file.stat().st_size // LINE_BYTES)
+            self._write_counts()
+        self._write_counts(len(self.wrong()))
+
+    def _write_counts(self, wrong: int = 0) -> None:
+        counts = {"claims": self.claims, "granted": self.granted, "wrong": wrong, "errors": self.errors}
+        scratch = self.oracle.folder / f".{os.getpid()}"
+        scratch.write_text(json.dumps(counts), encoding="utf-8")
+        scratch.replace(self.oracle.folder / f"counts-{os.getpid()}")
+
     def wrong(self) -> set[tuple[str, str]]:
         """Replays of a result that no execution had."""
         return self.replays - set(self.oracle.executed())
 
-    async def audit(self, url: str) -> int:
-        """Another client asks for every acknowledged effect: how many are not there with the same bytes."""
+    async def audit(self, url: str, most: int | None = None) -> int:
+        """Another client asks for every acknowledged effect, or for so many: how many are not there with the same bytes."""
         lost = 0
         results = self.oracle.results()
 
@@ -197,6 +214,8 @@ class Crowd:
                 lost += (answer.action, answer.value) != ("replay", results[name])
 
         names = sorted(results)
+        if most is not None and most < len(names):
+            names = self.chance.sample(names, most)
         async with AsyncGuard(url, deadline_ms=5000) as guard, asyncio.TaskGroup() as tasks:
             for turn in range(8):
                 tasks.create_task(look(guard, names[turn::8]))

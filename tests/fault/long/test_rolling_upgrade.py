@@ -22,7 +22,7 @@ from tests.servers import Server
 ROOT = Path(__file__).parents[3]
 REVISIONS = ("11f4812", "e4fcd76", "HEAD~1")
 """The first daemon, one between, and the one before this."""
-WORKERS_EACH, CLAIMS, CHANGES = 2, 6000, 12
+WORKERS_EACH, CLAIMS, CHANGES = 2, 4000, 9
 RUNS = ("rolled-1", "rolled-2", "rolled-3")
 
 
