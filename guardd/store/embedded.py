@@ -45,9 +45,11 @@ _CURES = (
     ("Short write while writing to the AOF", _FULL),
     (
         "Bad file format reading the append only file",
-        "an append-only file is damaged and guardd never mends one: put back {directory} from a backup, or make a copy of "
-        "it, then drop what stands after the damage by `valkey-check-aof --fix` (`redis-check-aof --fix`) on the file that "
-        "is named here, look which effects are missing, and start again",
+        (
+            "an append-only file is damaged and guardd never mends one: put back {directory} from a backup, or make a copy of "
+            "it, then drop what stands after the damage by `valkey-check-aof --fix` (`redis-check-aof --fix`) on the file that "
+            "is named here, look which effects are missing, and start again"
+        ),
     ),
 )
 """Signs in the server's log, and what they ask of an operator."""
@@ -298,7 +300,9 @@ class EmbeddedServer:
         own = [line for line in lines if self._process is not None and line.startswith(f"{self._process.pid}:")]
         warnings = [line.partition(" # ")[2] for line in own if " # " in line and " # WARNING" not in line]
         said = " ".join(warnings[-_WARNINGS_SHOWN:]) or (lines[-1] if lines else "no log")
-        return next((f"{cure.format(directory=self.directory)} ({said})" for sign, cure in _CURES if sign in said), said)
+        return next(
+            (f"{cure.format(directory=self.directory)} ({said})" for sign, cure in _CURES if sign in said), said
+        )
 
     async def _supervise(self, binary: Path) -> None:
         pause_s = RESTART_FIRST_S

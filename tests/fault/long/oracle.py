@@ -109,6 +109,7 @@ async def ask(run: AsyncRun, key: str, call: str) -> Answer:
 class Crowd:
     """Workers of one process who compete for the same effects until told to stop, then end what they are at.
 
+    pace:     grants after which the frontier moves; the more, the more often the same effects are asked for.
     frontier: effects up to about this number are asked for, the newest most often.
     replays:  (name, value) that were answered. errors: what was refused with a named error, by name.
     longest_s: the longest wait for an answer since somebody set it to 0.
@@ -117,6 +118,7 @@ class Crowd:
     oracle: Oracle
     runs: Sequence[str]
     chance: random.Random
+    pace: int = 1
     frontier: int = 1
     claims: int = 0
     granted: int = 0
@@ -149,7 +151,8 @@ class Crowd:
             if answer.action != "execute":
                 return str(answer.action)
             self.granted += 1
-            self.frontier += 1
+            if self.granted % self.pace == 0:
+                self.frontier += 1
             value = secrets.token_hex(8)
             self.oracle.do(name, value)
             said = await self.until_answered(
@@ -184,7 +187,7 @@ class Crowd:
         while not self.is_over:
             await asyncio.sleep(TELL_S)
             if self.oracle.effects_file.exists():
-                self.frontier = max(self.frontier, self.oracle.effects_file.stat().st_size // LINE_BYTES)
+                self.frontier = max(self.frontier, self.oracle.effects_file.stat().st_size // (LINE_BYTES * self.pace))
             self._write_counts()
         self._write_counts(len(self.wrong()))
 

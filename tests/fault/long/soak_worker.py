@@ -14,12 +14,12 @@ from pathlib import Path
 
 from tests.fault.long.oracle import Crowd, Oracle
 
-DEADLINE_MS = 5000
+DEADLINE_MS, PACE = 5000, 6
 
 
 async def main(url: str, folder: str, seed: str, workers: str, runs: str) -> None:
     """Works, and prints what it came to."""
-    crowd = Crowd(Oracle(Path(folder)), runs.split(","), random.Random(seed))
+    crowd = Crowd(Oracle(Path(folder)), runs.split(","), random.Random(seed), pace=PACE)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: setattr(crowd, "is_over", True))
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(crowd.tell())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import ExitStack
 from pathlib import Path
 
 from guardd.keys import Keys, slot_of
@@ -61,7 +62,7 @@ async def test_primaries_die_in_turn_and_slots_move_under_load(tmp_path: Path) -
                     await more(crowd, MORE_CLAIMS)
                     kills = scale(KILLS)
                     waits = await kill_in_turn(them, crowd, kills, RUNS)
-                    slots = scale(SLOTS_MOVED)
+                    slots = scale(SLOTS_MOVED, least=3 * len(RUNS))
                     crowd.longest_s = 0.0
                     hot = [slot_of(Keys("n").run(run)) for run in RUNS]
                     await asyncio.to_thread(move_slots, them, hot, slots, chance)
@@ -82,9 +83,27 @@ async def test_primaries_die_in_turn_and_slots_move_under_load(tmp_path: Path) -
 
 
 def move_slots(them: Cluster, hot: list[int], count: int, chance: random.Random) -> None:
-    """Hot slots among them, each to another primary and to the next one half-way."""
-    others = [slot for slot in chance.sample(range(16_384), count) if slot not in hot]
-    slots = [*hot, *others[: max(0, count - 2 * len(hot))], *hot][:count]
-    for slot in slots:
+    """The hot slots first and last, each step seen by every node; between them any others, with all keys they hold."""
+    for slot in hot:
+        source = them.node_of(slot)
+        them.migrate_slot(slot, chance.choice([node for node in them.primaries if node is not source]))
+    primaries = them.primaries
+    owner = {slot: node for node in primaries for slot in them._own_slots(node)}
+    others = [slot for slot in chance.sample(sorted(owner), count) if slot not in hot][: max(0, count - 2 * len(hot))]
+    with ExitStack() as stack:
+        lines = {node.address: stack.enter_context(node.client()) for node in primaries}
+        names = {node.address: them.id_of(node) for node in primaries}
+        for slot in others:
+            source = owner[slot]
+            target = chance.choice([node for node in primaries if node is not source])
+            near, far = lines[source.address], lines[target.address]
+            far.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", names[source.address])
+            near.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", names[target.address])
+            while keys := near.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100):
+                near.execute_command("MIGRATE", target.host, target.port, "", 0, 5000, "KEYS", *keys)
+            for line in (far, near, *(each for each in lines.values() if each not in (far, near))):
+                line.execute_command("CLUSTER", "SETSLOT", slot, "NODE", names[target.address])
+    them.wait_ok()
+    for slot in hot:
         source = them.node_of(slot)
         them.migrate_slot(slot, chance.choice([node for node in them.primaries if node is not source]))
