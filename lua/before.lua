@@ -100,7 +100,7 @@ if key_ref and own then
     end
   elseif says == "claimed" then
     ledger_action, ledger_reason, lease_left_ms = "wait", "in_flight", left_ms
-  elseif says == "in_doubt" and rule.reclaim ~= "1" then
+  elseif says == "unknown" or (says == "in_doubt" and rule.reclaim ~= "1") then
     ledger_action, ledger_reason = "deny", "in_doubt"
   end
 end

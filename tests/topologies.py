@@ -276,6 +276,11 @@ class Cluster(Nodes):
         """Returns when every running node says ok and sees every slot with a running primary."""
         wait_to_see(lambda: all(self._sees_all(node) for node in self.nodes if node.is_up), what="the cluster's agreement")  # fmt: skip
 
+    def wait_in_sync(self) -> None:
+        """Returns when every running replica follows a primary, and every node knows of all replicas."""
+        self.wait_ok()
+        wait_to_see(self._is_in_sync, what="replication in the cluster")
+
     def _sees_all(self, node: Node) -> bool:
         if "cluster_state:ok" not in (answers(node, "CLUSTER", "INFO") or ""):
             return False

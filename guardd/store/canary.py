@@ -48,10 +48,13 @@ class Canaries:
         keys:   one for a server, a fixed set spread over the slots of a Cluster.
         memory: file that keeps what is known over a restart of the daemon; None: nothing is kept.
         name:   of the store, in that file.
+        counts_looks: whether a beat that is only looked at counts as one that must stay. Not where replicas
+                count: a primary that is cut off shows beats which nobody else has, and loses no promise with them.
     """
 
-    def __init__(self, keys: Sequence[Key], *, memory: Path | None, name: str) -> None:
+    def __init__(self, keys: Sequence[Key], *, memory: Path | None, name: str, counts_looks: bool = True) -> None:
         self.keys = tuple(keys)
+        self._counts_looks = counts_looks
         self._memory = memory
         self._name = f"{name} {self.keys[0]}"
         self._known = {key: Known() for key in self.keys}
@@ -66,7 +69,7 @@ class Canaries:
     # ---- In every batch ------------------------------------------------------------
 
     def beat(self, key: Key) -> tuple[Command, Callable[[Reply], Unproved | None]]:
-        """The command that raises a beat, and who judges by its reply.
+        """The command that raises a beat, and who judges by its reply; `keep` then says that it must stay.
 
         The floor is what was acknowledged before the command is sent: batches on other connections may be
         answered in any order. An error reply (memory full, slot moved) proves nothing and accuses nobody.
@@ -80,10 +83,14 @@ class Canaries:
             if reply <= floor:
                 known.trouble = f"the store went back: its canary {key} says {reply}, {floor} was seen before; {_CURE}"
                 return Unproved(known.trouble, value="rolled back", spares_records=True)
-            known.beat = max(known.beat, reply)
             return None
 
         return ("HINCRBY", key, "beat", 1), judge
+
+    def keep(self, key: Key, reply: Reply) -> None:
+        """This beat is as durable as the answers of its batch: a lower one later means a loss."""
+        if isinstance(reply, int):
+            self._known[key].beat = max(self._known[key].beat, reply)
 
     # ---- Every second ----------------------------------------------------------------
 
@@ -102,7 +109,7 @@ class Canaries:
             if is_new_word:
                 known.confirms.append(confirmed)
             if is_new_word and known.was_seen:
-                known.id, known.beat, known.trouble = identity, int(beat or 0), ""
+                known.id, known.beat, known.trouble = identity, int(beat or 0) if self._counts_looks else 0, ""
                 continue
             known.was_seen = True
             known.trouble = (
@@ -114,7 +121,8 @@ class Canaries:
                 commands.append(("HSETNX", key, "id", secrets.token_hex(8)))
             elif not known.trouble:
                 known.id = identity
-                known.beat = max(known.beat, int(beat or 0))
+                if self._counts_looks:
+                    known.beat = max(known.beat, int(beat or 0))
         if commands:
             await execute(*commands)
             if any(command[0] == "HSETNX" for command in commands):
@@ -212,6 +220,8 @@ class BatchProof:
                         "bring them back, then send the request again under the same call id",
                         value="NOREPLICAS",
                     )
+            if verdict is None and key is not None:
+                self._canaries.keep(key, replies[0])
             return verdict
 
         return commands, judge

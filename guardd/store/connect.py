@@ -64,8 +64,9 @@ class Opening:
             return None
         keys = Keys(self.prefix)
         return Canaries(
-            keys.cluster_canaries() if is_cluster else [keys.canary], memory=self.memory, name=shown(self.url)
-        )
+            keys.cluster_canaries() if is_cluster else [keys.canary], memory=self.memory, name=shown(self.url),
+            counts_looks=self.durability != "replicated",
+        )  # fmt: skip
 
 
 class OpenedStore:

@@ -38,6 +38,21 @@ RESTART_FIRST_S, RESTART_MOST_S = 0.05, 2.0
 SOCKET_PATH_BYTES_MAX = 100
 LOG_BYTES_MAX = 10_000_000
 _PR_SET_PDEATHSIG = 1
+_WARNINGS_SHOWN = 3
+_FULL = "the disk of {directory} is full: free space there; the server starts again by itself"
+_CURES = (
+    ("No space left on device", _FULL),
+    ("Short write while writing to the AOF", _FULL),
+    (
+        "Bad file format reading the append only file",
+        (
+            "an append-only file is damaged and guardd never mends one: put back {directory} from a backup, or make a copy of "
+            "it, then drop what stands after the damage by `valkey-check-aof --fix` (`redis-check-aof --fix`) on the file that "
+            "is named here, look which effects are missing, and start again"
+        ),
+    ),
+)
+"""Signs in the server's log, and what they ask of an operator."""
 
 _CONFIG = """\
 # Written by guardd at each start; changes are lost.
@@ -279,9 +294,15 @@ class EmbeddedServer:
         return replies
 
     def _last_log(self) -> str:
+        """Why the server ended, in its own words, and what an operator can do about it."""
         path = self.directory / "server.log"
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-        return lines[-1] if lines else "no log"
+        own = [line for line in lines if self._process is not None and line.startswith(f"{self._process.pid}:")]
+        warnings = [line.partition(" # ")[2] for line in own if " # " in line and " # WARNING" not in line]
+        said = " ".join(warnings[-_WARNINGS_SHOWN:]) or (lines[-1] if lines else "no log")
+        return next(
+            (f"{cure.format(directory=self.directory)} ({said})" for sign, cure in _CURES if sign in said), said
+        )
 
     async def _supervise(self, binary: Path) -> None:
         pause_s = RESTART_FIRST_S

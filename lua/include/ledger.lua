@@ -8,7 +8,8 @@
 --@include hash
 local ledger = {}
 
--- What the record says to a caller: free | conflict | committed | claimed | in_doubt.
+-- What the record says to a caller: free | conflict | committed | claimed | in_doubt | unknown.
+-- unknown: a state that these scripts have no name for (a newer guardd wrote it); nothing is granted on it.
 -- f: fields of the record; left_ms: what is left of a live lease.
 function ledger.look(f, fp, now)
   if not f.state or f.state == "freed" then return "free", 0 end
@@ -18,6 +19,7 @@ function ledger.look(f, fp, now)
     if left_ms > 0 then return "claimed", left_ms end
     return "in_doubt", 0
   end
+  if f.state ~= "committed" and f.state ~= "in_doubt" then return "unknown", 0 end
   return f.state, 0
 end
 

@@ -183,6 +183,7 @@ def test_merged_limits_keep_their_order_and_a_dash_takes_one_away() -> None:
         ({"state": "committed", "fp": "other"}, "conflict"), ({"state": "committed"}, "committed"),
         ({"state": "claimed", "fp": "f", "until_ms": "101"}, "claimed"),
         ({"state": "claimed", "fp": "f", "until_ms": "100"}, "in_doubt"), ({"state": "in_doubt", "fp": "f"}, "in_doubt"),
+        ({"state": "something_new", "fp": "f"}, "unknown"), ({"state": "something_new"}, "unknown"),
     ],
 )  # fmt: skip
 def test_what_a_record_says_to_a_caller(fields: dict[str, str], expected: str) -> None:

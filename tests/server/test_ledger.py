@@ -112,6 +112,28 @@ async def test_runs_that_are_gone_leave_the_list_of_runs(make_guard: MakeGuard) 
     assert await guard.context.link.execute(("ZCARD", guard.context.keys.runs)) == [0]
 
 
+@pytest.mark.parametrize("scope", ["run", "global"])
+@pytest.mark.parametrize("on_in_doubt", ["deny", "reclaim"])
+async def test_a_state_without_a_name_here_is_refused_not_guessed(
+    make_guard: MakeGuard, scope: str, on_in_doubt: str
+) -> None:
+    """A newer guardd may write states of its own; an operator who looked outside may settle such a record."""
+    guard = make_guard(limits=limits(), tools={"pay": {"on_in_doubt": on_in_doubt}})
+    await pay(guard, "c", scope=scope)
+    digest = guard.context.shaper.record("r", "pay", "k", scope).digest
+    key = guard.context.keys.global_op(digest) if scope == "global" else guard.context.keys.op("r", digest)
+    await guard.context.link.execute(("HSET", key, "state", "something_new"))
+    for call in ("d", "c"):
+        answer = await pay(guard, call, scope=scope)
+        assert (answer.action, answer.reason) == ("deny", "in_doubt")
+    said = await ask(guard, "after", run="r", call="c", status="progress", value=1)
+    assert said.claim == "stale"
+    await guard.sweep.once(LEASE_MS * 2)
+    assert await guard.context.link.execute(("HGET", key, "state")) == [b"something_new"]
+    await ask(guard, "resolve", run="r", tool="pay", idempotency_key="k", scope=scope, state="committed", note="seen")
+    assert (await pay(guard, "e", scope=scope)).action == "replay"
+
+
 # ---- Waiting for an owner ---------------------------------------------------------------
 
 

@@ -109,6 +109,31 @@ async def test_a_global_claim_short_of_replicas_is_taken_back(tmp_path: Path) ->
             assert (await pay(guard, "g", scope="global", run="r3")).action == "execute"
 
 
+async def test_a_beat_that_no_replica_has_accuses_nobody(tmp_path: Path) -> None:
+    """A primary that is cut off counts on, and what it counted goes when a replica takes over: no promise is broken."""
+    with Replicated.start(tmp_path, replicas=1) as them:
+        async with await open_store(them.primary_url, durability="replicated") as opened:
+            guard = guard_of(opened)
+            await pay(guard, "a")
+            canary, primary = guard.context.keys.canary, them.primary().client()
+            replica = them.servers[1]
+            replica.pause()
+            beat = primary.hget(canary, "beat")
+            for _ in range(3):
+                with pytest.raises(StoreUnavailable, match="NOREPLICAS"):
+                    await pay(guard, "b", "b1")
+            await opened.prove()
+            assert beat is not None and int(primary.hget(canary, "beat") or 0) > int(beat)
+            primary.hset(canary, "beat", beat)  # as the replica has it
+            replica.resume()
+            await opened.prove()
+            assert opened.store.trouble == ""
+            await until_granted(guard, opened.prove)
+            primary.hset(canary, "beat", 1)
+            await opened.prove()
+            assert "went back" in opened.store.trouble, "what replicas had must stay"
+
+
 async def test_replicated_without_replicas_is_refused(tmp_path: Path) -> None:
     with Replicated.start(tmp_path, replicas=0) as them, pytest.raises(StoreRefused, match="at least one replica"):
         await open_store(them.primary_url, durability="replicated")
