@@ -76,5 +76,7 @@ async def _examine(settings: Settings, scratch: Path) -> list[Finding]:
         )  # fmt: skip
     except StoreRefused as error:
         return [*findings, Finding(error.field or "store", "fail", error.message)]
+    if is_embedded:
+        opened.store.kind = "embedded"  # a daemon's own server, reached by its socket
     async with opened:
         return [*findings, *await examine(opened, prefix=settings.prefix, probe=load("look"))]

@@ -70,10 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         control.print_request_error(error, as_json=getattr(arguments, "json", False))
         return EXIT_FAILED
     except GuardUnavailable as error:
-        print(
-            f"guardd: {error}\n  start a daemon with: guardd serve   or name one with --url or GUARDD_URL",
-            file=sys.stderr,
-        )
+        print(f"guardd: {error}", file=sys.stderr)
+        if "store_unavailable" not in str(error):
+            print("  start a daemon with: guardd serve   or name one with --url or GUARDD_URL", file=sys.stderr)
         return EXIT_UNAVAILABLE
     except KeyboardInterrupt:
         return 130

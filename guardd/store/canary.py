@@ -81,7 +81,9 @@ class Canaries:
             if not isinstance(reply, int):
                 return None
             if reply <= floor:
-                known.trouble = f"the store went back: its canary {key} says {reply}, {floor} was seen before; {_CURE}"
+                known.trouble = known.trouble or (
+                    f"the store went back: its canary {key} says {reply}, {floor} was seen before; {_CURE}"
+                )
                 return Unproved(known.trouble, value="rolled back", spares_records=True)
             return None
 
