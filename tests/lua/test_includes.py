@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.lua.include_runner import include
@@ -96,6 +96,7 @@ def cycle_model(entries: list[tuple[str, bool]], fp: str, period_max: int) -> in
     return None
 
 
+@example(entries=[("a" * 16, False)] * 3, fp="a" * 16, period_max=2)
 @given(ENTRIES, FPS, st.integers(0, 16))
 def test_a_cycle_is_two_equal_blocks_that_are_not_all_the_same(
     entries: list[tuple[str, bool]], fp: str, period_max: int
