@@ -108,6 +108,30 @@ async def test_beats_that_pass_the_old_mark_lift_nothing(embedded: Server, prefi
         assert "went back" in opened.store.trouble
 
 
+async def test_a_loss_is_noticed_however_far_others_went_on_since(
+    embedded: Server, prefix: str, tmp_path: Path
+) -> None:
+    """A primary that was cut off with one daemon: the others count on elsewhere, past all that it saw."""
+    async with (
+        await opened_by(embedded, prefix, tmp_path / "cut.json") as cut,
+        await opened_by(embedded, prefix, tmp_path / "other.json") as other,
+    ):
+        for opened in (cut, other):
+            await ask(guard_of(opened, prefix))
+        kept = embedded.client().hgetall(f"{prefix}:canary")
+        for _ in range(3):
+            await ask(guard_of(cut, prefix), tool=secrets.token_hex(4))
+        embedded.client().delete(f"{prefix}:canary")
+        embedded.client().hset(f"{prefix}:canary", mapping=kept)
+        for _ in range(10):
+            await ask(guard_of(other, prefix), run=secrets.token_hex(4))
+        with pytest.raises(StoreUnavailable, match="went back"):
+            await ask(guard_of(cut, prefix), run="pays")
+        await cut.prove()
+        await other.prove()
+        assert "went back" in other.store.trouble
+
+
 @pytest.mark.parametrize("lose", LOSSES)
 async def test_a_daemon_that_was_away_meanwhile_remembers(
     embedded: Server, prefix: str, tmp_path: Path, lose: Any
