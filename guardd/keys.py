@@ -77,7 +77,7 @@ class Keys:
 
     @property
     def canary(self) -> Key:
-        """Hash: id, beat, suspect, confirmed: whether the store is still the one it was. No expiry."""
+        """Hash: id, beat, `beat:<daemon>`, suspect, confirmed: whether the store is still the one it was. No expiry."""
         return Key(f"{self.prefix}:canary")
 
     def cluster_canaries(self) -> list[Key]:

@@ -44,7 +44,7 @@ FRAME_TIMEOUT_S = 5.0
 # A client that never reads would make us hold its replies for ever, and one
 # that floods us with requests its tasks. We stop reading from it beyond these:
 # only that client waits.
-REQUESTS_WAITING_MAX = 64
+REQUESTS_WAITING_MAX = 16
 WRITE_BUFFER_BYTES_MAX = 1_048_576
 # What it asked for before that waits as well. One that lets this much wait, or
 # takes nothing for this long, is closed: many such peers would fill the memory.

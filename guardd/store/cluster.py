@@ -243,6 +243,8 @@ class ClusterStore:
 
     async def close(self) -> None:
         """See Store."""
+        if self.canaries is not None:
+            self.canaries.close()
         for node in self._nodes.values():
             await node.close()
 

@@ -66,6 +66,7 @@ class Opening:
         return Canaries(
             keys.cluster_canaries() if is_cluster else [keys.canary], memory=self.memory, name=shown(self.url),
             counts_looks=self.durability != "replicated",
+            power_loses=self.url.startswith("embedded:") and self.durability == "memory",
         )  # fmt: skip
 
 

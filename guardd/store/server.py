@@ -154,4 +154,6 @@ class ServerStore:
 
     async def close(self) -> None:
         """See Store."""
+        if self.canaries is not None:
+            self.canaries.close()
         await self.node.close()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import redis
-from guardd_client import AsyncGuard, GuardRequestError
+from guardd_client import AsyncGuard, GuardRequestError, GuardUnavailable
 from guardd_client.aio import AsyncRun
 
 from guardd.store.connect import open_store
@@ -68,11 +68,10 @@ async def work(guard: AsyncGuard, name: str, out: Outside, is_over: asyncio.Even
         key = f"{name}.{number}{'g' if number % 2 else 'r'}"
         try:
             await attempt(run, key, out, value=secrets.token_hex(16))
-        except GuardRequestError as error:
-            # Lossy: the store lost the run, and says so. Else: the cut came between the scripts of a global claim.
-            if not is_lossy and not (error.name == "call_conflict" and key.endswith("g")):
+        except GuardRequestError:
+            if not is_lossy:
                 raise
-            out.refused += 1
+            out.refused += 1  # the store lost the run, and says so
             return
 
 
@@ -123,7 +122,20 @@ class Seen:
     cuts: int = 0
     cut_bytes: int = 0
     open_claims: int = 0
+    noticed: int = 0
     promise: str = ""
+
+
+async def is_refused(url: str) -> bool:
+    """Whether the guard noticed that its store went back, and grants nothing; then an operator confirms without a look."""
+    async with AsyncGuard(url, deadline_ms=1000) as guard:
+        try:
+            await guard.run(f"probe-{secrets.token_hex(4)}", limits=FREE).before("probe")
+        except GuardUnavailable as error:
+            assert "guardd doctor --confirm" in str(error)
+            await guard.call("confirm", {})
+            return True
+    return False
 
 
 async def storm(cuts: int, seed: str, *options: str, is_lossy: bool = False) -> Seen:
@@ -142,14 +154,17 @@ async def storm(cuts: int, seed: str, *options: str, is_lossy: bool = False) -> 
                     enough = asyncio.create_task(until_acked(seen.out, len(seen.out.acked) + chance.randint(*ACKS)))
                     await asyncio.wait([enough, *tasks], return_when=asyncio.FIRST_COMPLETED)
                     over.set()
-                    for task in tasks[::2]:
-                        task.cancel()  # these workers were on the machine too
+                    # These workers were on the machine too; of a store that lost something nobody gets an answer.
+                    for task in tasks if is_lossy else tasks[::2]:
+                        task.cancel()
                     seen.cut_bytes += await cut(running, power)
                     for ended in await asyncio.gather(*tasks, return_exceptions=True):
                         if isinstance(ended, Exception):
                             raise ended
                     assert enough.done(), "the workers ended before the cut"
                 seen.cuts += 1
+                if is_lossy:
+                    seen.noticed += await is_refused(running.url)
                 lost, said = await ask_again(running.url, sorted(set(seen.out.asked) - before), seen.out)
                 seen.lost += lost
                 seen.open_claims += said["wait"] + said["deny"]
@@ -171,18 +186,21 @@ async def test_no_acknowledged_result_is_lost_with_the_power() -> None:
     Row(
         "F6", "power cuts, embedded store", faults=seen.cuts, claims=out.asked_count, granted=out.granted,
         doubled=out.doubled(), lost=seen.lost, in_doubt=seen.open_claims, killed=seen.cuts * WORKERS, seed=seed,
-        note=f"{len(out.acked)} results acknowledged, {seen.cut_bytes} bytes cut off, {out.refused} resends refused",
+        note=f"{len(out.acked)} results acknowledged, {seen.cut_bytes} bytes cut off",
     ).write()  # fmt: skip
     assert len(out.acked) >= seen.cuts * ACKS[0]
     assert (seen.lost, out.doubled()) == (0, 0)
-    assert out.refused <= seen.cuts * WORKERS // 2  # never more than one of each worker that lives on
     assert seen.open_claims <= seen.cuts * WORKERS
     assert out.granted == sum(out.effects.values())
     assert "survives kill -9 and power loss" in seen.promise
 
 
 async def test_once_a_second_loses_results_and_the_report_says_so() -> None:
-    """The same cuts under `memory`: proof that a cut of ours does cut, and that the promise is worded for it."""
+    """The same cuts under `memory`: proof that a cut of ours does cut, and that the promise is worded for it.
+
+    Store and daemon go in the same second here, and the machine is the same afterwards: this is the one loss that
+    the canary may not see. A machine that really went down has another boot id, and is noticed by it.
+    """
     seed = secrets.token_hex(4)
     seen = await storm(scale(LOSSY_CUTS, 2), seed, "--durability", "memory", is_lossy=True)
     out = seen.out
@@ -190,7 +208,7 @@ async def test_once_a_second_loses_results_and_the_report_says_so() -> None:
         "F6", "power cuts, durability memory", faults=seen.cuts, claims=out.asked_count, granted=out.granted,
         in_doubt=seen.open_claims, killed=seen.cuts * WORKERS, seed=seed,
         note=f"as promised, not safe: {seen.lost} of {len(out.acked)} acknowledged results lost, "
-        f"{out.doubled()} effects ran again, {seen.cut_bytes} bytes cut off",
+        f"noticed after {seen.noticed} of {seen.cuts} cuts; confirmed unseen, {out.doubled()} effects ran again",
     ).write()  # fmt: skip
     assert seen.lost > 0
     assert seen.cut_bytes > 0

@@ -108,6 +108,30 @@ async def test_beats_that_pass_the_old_mark_lift_nothing(embedded: Server, prefi
         assert "went back" in opened.store.trouble
 
 
+async def test_a_loss_is_noticed_however_far_others_went_on_since(
+    embedded: Server, prefix: str, tmp_path: Path
+) -> None:
+    """A primary that was cut off with one daemon: the others count on elsewhere, past all that it saw."""
+    async with (
+        await opened_by(embedded, prefix, tmp_path / "cut.json") as cut,
+        await opened_by(embedded, prefix, tmp_path / "other.json") as other,
+    ):
+        for opened in (cut, other):
+            await ask(guard_of(opened, prefix))
+        kept = embedded.client().hgetall(f"{prefix}:canary")
+        for _ in range(3):
+            await ask(guard_of(cut, prefix), tool=secrets.token_hex(4))
+        embedded.client().delete(f"{prefix}:canary")
+        embedded.client().hset(f"{prefix}:canary", mapping=kept)
+        for _ in range(10):
+            await ask(guard_of(other, prefix), run=secrets.token_hex(4))
+        with pytest.raises(StoreUnavailable, match="went back"):
+            await ask(guard_of(cut, prefix), run="pays")
+        await cut.prove()
+        await other.prove()
+        assert "went back" in other.store.trouble
+
+
 @pytest.mark.parametrize("lose", LOSSES)
 async def test_a_daemon_that_was_away_meanwhile_remembers(
     embedded: Server, prefix: str, tmp_path: Path, lose: Any
@@ -125,6 +149,30 @@ async def test_a_daemon_that_was_away_meanwhile_remembers(
         await guard_of(opened, prefix).call("confirm", {})
     async with await opened_by(embedded, prefix, memory) as opened:
         assert opened.store.trouble == ""
+
+
+async def test_a_machine_that_went_down_in_mid_write_is_noticed_by_its_boot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Durability memory, embedded: store and memory lost their last second together. A clean stop, or fsync, is no matter."""
+    for durability, is_clean, is_noticed in (("memory", False, True), ("memory", True, False), ("fsync", False, False)):
+        folder = tmp_path / f"{durability}-{is_clean}"
+        folder.mkdir(mode=0o700)
+        memory = folder / "canary.json"
+
+        async def opened(durability: str = durability, folder: Path = folder, memory: Path = memory) -> OpenedStore:
+            return await open_store(state_dir=folder / "store", durability=durability, prefix="guardd", memory=memory)
+
+        async with await opened():
+            crashed = memory.read_text()
+        if not is_clean:
+            memory.write_text(crashed)
+        with monkeypatch.context() as patched:
+            patched.setattr("guardd.store.canary.boot_id", lambda: "another life")
+            async with await opened() as again:
+                assert ("this machine went down" in again.store.trouble) == is_noticed
+                await guard_of(again, "guardd").call("confirm", {})
+                assert again.store.trouble == ""
 
 
 async def test_many_batches_at_once_accuse_nobody(embedded: Server, prefix: str) -> None:

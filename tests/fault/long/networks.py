@@ -184,6 +184,12 @@ class Network:
                 self.cut_one_way(host, other)
                 self.cut_one_way(other, host)
 
+    def join(self, host: str, other: str) -> None:
+        """Everything passes again between these two."""
+        for source, target in ((host, other), (other, host)):
+            self._send_to(source, target, self._link_address(target))
+            self.cuts.discard((source, target))
+
     def heal(self) -> None:
         """Everything passes again."""
         for source, target in sorted(self.cuts):

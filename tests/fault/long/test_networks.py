@@ -58,6 +58,9 @@ def test_a_cut_takes_what_it_names(network: Network) -> None:
     assert passing(network) == ways
     network.partition("h1")
     assert passing(network) == {("h2", "h3"), ("h3", "h2")}
+    network.partition("h1")
+    network.join("h1", "h2")
+    assert passing(network) == ways - {("h1", "h3"), ("h3", "h1")}
     network.cut_one_way("h2", "h3")
     assert passing(network) == ways - {("h2", "h3")}
     network.flap("h3", 0.01)
