@@ -48,7 +48,7 @@ class Events:
             await self.is_listening.wait()
 
     def watch(self, watcher: Watcher, run: str) -> None:
-        """Tells a watcher of this run, its sub-runs and its ancestors."""
+        """Tells a watcher of this run, its sub-runs and its ancestors; "": of all runs."""
         self._watchers.setdefault(run, set()).add(watcher)
 
     def forget(self, watcher: Watcher) -> None:
@@ -70,7 +70,7 @@ class Events:
         ended = event.get("run", "")
         heard: set[Watcher] = set()
         for run, watchers in self._watchers.items():
-            if run == ended or run.startswith(f"{ended}/") or ended.startswith(f"{run}/"):
+            if not run or run == ended or run.startswith(f"{ended}/") or ended.startswith(f"{run}/"):
                 heard |= watchers
         for watcher in heard:
             watcher.notify("event", {**event, "published_ms": time.time_ns() // 1_000_000})

@@ -63,14 +63,14 @@ class Workers:
             tokens = Tokens(Link(opened.store), Keys(self._settings.prefix))
             await check_somebody_can_make_tokens(self._settings, tokens)
             self._listeners = bind_listeners(self._settings)
-            addresses = [listener.shown for listener in self._listeners]
             self._keepers = [
                 asyncio.create_task(self._keep(number, opened)) for number in range(self._settings.workers)
             ]
             log.info(
                 "workers.started",
                 workers=self._settings.workers,
-                listen=addresses,
+                listen=[listener.shown for listener in self._listeners if listener.speaks == "rpc"],
+                http=[listener.shown for listener in self._listeners if listener.speaks == "http"],
                 store=opened.url,
                 roles=roles_sentence(self._settings),
             )
@@ -109,8 +109,6 @@ class Workers:
         self._tell(signal.SIGTERM)
         await asyncio.gather(*self._keepers)
         for listener in self._listeners:
-            path = listener.path
             listener.socket.close()
-            if path is not None:
-                path.unlink(missing_ok=True)
+            listener.unlink()
         log.info("workers.stopped")
