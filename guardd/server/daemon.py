@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import socket
+import time
 from pathlib import Path
 
 import structlog
@@ -21,6 +22,7 @@ from guardd.server.gate import Gate
 from guardd.server.housekeeping import Housekeeping
 from guardd.server.http import CONNECTIONS_MAX, HttpServer
 from guardd.server.listeners import check_addresses, open_listeners, raise_descriptor_limit
+from guardd.server.metrics import Metrics
 from guardd.server.rpc import Server
 from guardd.server.settings import Settings
 from guardd.store.connect import OpenedStore, open_store
@@ -72,13 +74,15 @@ class Daemon:
             await check_somebody_can_make_tokens(self.settings, engine.tokens)
             self._audit = Audit(AuditFile(state_dir / "audit.jsonl"), engine.audit_stream)
             await self._audit.probe()
-            self._gate = Gate(engine, self._audit)
+            self._gate = Gate(engine, self._audit, Metrics() if self.settings.http_listen else None)
             raise_descriptor_limit(self.settings.connections_max + CONNECTIONS_MAX)
             listeners = open_listeners(self.settings)
             self._server = Server(self._gate, self._events, self.settings)
             self._http = HttpServer(self._gate, self._events, self.settings)
             self.http_addresses = await self._http.start([each for each in listeners if each.speaks == "http"])
             self.addresses = await self._server.start([each for each in listeners if each.speaks == "rpc"])
+            if self._gate.metrics is not None:
+                self._count(self._gate.metrics, opened)
         except BaseException:
             await self.stop()
             raise
@@ -86,6 +90,24 @@ class Daemon:
         self._housekeeping.start()
         self._say_start(opened)
         notify_systemd("READY=1")
+
+    def _count(self, metrics: Metrics, opened: OpenedStore) -> None:
+        """From now on everybody tells the metrics what happens."""
+        assert self._server is not None and self._http is not None
+        assert self._events is not None and self._audit is not None
+        server, http = self._server, self._http
+        opened.store.observe(metrics.batch)
+        self._audit.on_refused, self._audit.on_unwritten = metrics.refused, metrics.audit_failed
+        self._events.on_event = lambda event: metrics.heard(event, time.perf_counter())
+
+        def refresh() -> None:
+            metrics.set("guardd_connections", len(server.connections), "socket")
+            metrics.set("guardd_connections", http.connections, "http")
+            metrics.set("guardd_requests_in_flight", sum(len(each.tasks) for each in server.connections), "socket")
+            metrics.set("guardd_requests_in_flight", len(http.state.tasks) - http.routes.streams, "http")
+            metrics.set("guardd_event_streams", http.routes.streams)
+
+        metrics.refresh = refresh
 
     def _say_start(self, opened: OpenedStore) -> None:
         report = opened.report

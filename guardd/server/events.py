@@ -40,6 +40,7 @@ class Events:
         self._task: asyncio.Task[None] | None = None
         self.is_listening = asyncio.Event()
         self.on_settled: Callable[[str], None] = lambda _: None
+        self.on_event: Callable[[dict[str, str]], None] = lambda _: None
 
     async def start(self) -> None:
         """Listens from now on; a fake store publishes nothing."""
@@ -63,6 +64,7 @@ class Events:
         if event.get("event") == "settled":
             self.on_settled(event.get("key", ""))
         else:
+            self.on_event(event)
             self.publish(event)
 
     def publish(self, event: dict[str, str]) -> None:

@@ -109,9 +109,7 @@ class Front:
                 message["headers"] = [*message["headers"], *(each for each in HEADERS if each[0] not in given)]
             await send(message)
 
-        request = Request(scope)
         try:
-            check_origin(request)
             await self._app({**scope, "app": self}, receive, send_on)
             return
         except GuardError as error:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
@@ -21,7 +22,7 @@ from guardd.model.ids import check_run
 from guardd.protocol.operations import OPERATIONS
 from guardd.server.access import Access, NotKnown, Pass
 from guardd.server.events import Events
-from guardd.server.front import NotHttp, check_host, error_response, json_response
+from guardd.server.front import NotHttp, check_host, check_origin, error_response, json_response
 from guardd.server.gate import Caller, Gate
 from guardd.server.openapi import document
 from guardd.server.settings import Settings
@@ -61,6 +62,7 @@ class Routes:
                 get("/openapi.json", self._openapi),
                 get("/healthz", self._healthz),
                 get("/readyz", self._readyz),
+                get("/metrics", self._metrics),
             ],
             redirect_slashes=False,
         )
@@ -68,6 +70,11 @@ class Routes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         await self._router(scope, receive, send)
+
+    @property
+    def streams(self) -> int:
+        """How many listen to events."""
+        return len(self._streams)
 
     def end_streams(self) -> None:
         """The daemon stops: who listens is told so by the end of the stream."""
@@ -97,16 +104,21 @@ class Routes:
 
         Raises: NotKnown, NotAllowed, StoreUnavailable.
         """
+        operation = method if method in OPERATIONS else "http"
         state = request.scope["state"]
+        await self._at_the_door(request, check_origin, operation, "foreign Origin")
         door, peer = state["door"], state.get("peer", "")
         entered = await self._access.enter(door, _token_of(request), peer=peer)
         if not entered.token_id:
-            try:
-                check_host(request)
-            except NotAllowed:
-                await self._gate.turned_away(door.name, method if method in OPERATIONS else "http", "foreign Host")
-                raise
+            await self._at_the_door(request, check_host, operation, "foreign Host")
         return entered
+
+    async def _at_the_door(self, request: Request, check: Callable[[Request], None], method: str, why: str) -> None:
+        try:
+            check(request)
+        except NotAllowed:
+            await self._gate.turned_away(request.scope["state"]["door"].name, method, why)
+            raise
 
     async def _body(self, request: Request) -> bytes:
         """The body of a request that says it is JSON.
@@ -189,17 +201,17 @@ class Routes:
     # ---- How the daemon is -----------------------------------------------------
 
     async def _openapi(self, request: Request) -> Response:
-        check_host(request)
+        _check_open(request)
         return Response(self._document, media_type="application/json")
 
     async def _healthz(self, request: Request) -> Response:
         """The process answers."""
-        check_host(request)
+        _check_open(request)
         return json_response({"healthy": True})
 
     async def _readyz(self, request: Request) -> Response:
         """A script goes to the store and back, and nothing speaks against granting."""
-        check_host(request)
+        _check_open(request)
         store = self._gate.engine.context.link.store
         try:
             await self._gate.engine.probe()
@@ -208,6 +220,24 @@ class Routes:
         except GuardError as error:
             return error_response(error, 503)
         return json_response({"ready": True})
+
+    async def _metrics(self, request: Request) -> Response:
+        """What was counted, and what the store says now."""
+        _check_open(request)
+        assert self._gate.metrics is not None  # with HTTP there always are
+        looked: dict[str, dict[tuple[str, ...], float]] = {}
+        engine = self._gate.engine
+        try:
+            census = await engine.reader.census()
+            looked["guardd_claims"] = {(state,): census[state] for state in ("claimed", "in_doubt")}
+            looked["guardd_in_doubt_oldest_seconds"] = {(): census["oldest_ms"] / 1000}
+            looked["guardd_runs_active"] = {(): census["active"]}
+            is_up = True
+        except StoreUnavailable:
+            is_up = False  # what it would have said is left out, not told as it was
+        looked["guardd_store_up"] = {(): float(is_up)}
+        looked["guardd_store_trusted"] = {(): float(not engine.context.link.store.trouble)}
+        return Response(self._gate.metrics.render(looked), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
@@ -258,6 +288,15 @@ def _check_nesting(value: Any, depth: int) -> None:
     for item in value.values() if isinstance(value, dict) else value:
         if isinstance(item, dict | list):
             _check_nesting(item, depth + 1)
+
+
+def _check_open(request: Request) -> None:
+    """What is told to everybody who is let near at all.
+
+    Raises: NotAllowed.
+    """
+    check_origin(request)
+    check_host(request)
 
 
 def _token_of(request: Request) -> str | None:
