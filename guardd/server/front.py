@@ -46,6 +46,16 @@ STATUSES: Mapping[str, int] = {
 }
 """Of every error by its name. A token that is none is 401; what is wrong with the request as HTTP has its own status."""
 
+REQUEST_STATUSES: Mapping[int, str] = {
+    401: "no token where one is needed, or one that is unknown, revoked or expired (`not_allowed`)",
+    404: "no such path or operation (`bad_argument`)",
+    405: "no such method here (`bad_argument`)",
+    413: "the body is too large (`bad_argument`)",
+    415: "the body does not say that it is JSON (`bad_argument`)",
+    500: "a defect of ours (`store_unavailable`): nothing was granted, the log has the trace",
+}
+"""Of requests that are none, whatever they ask."""
+
 HEADERS = (
     (
         b"content-security-policy",
