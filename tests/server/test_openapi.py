@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import warnings
 
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from openapi_spec_validator import validate
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi import checks
 
 from guardd.protocol.operations import OPERATIONS
 from guardd.server.openapi import document
@@ -15,10 +18,10 @@ from tests.servers import Server
 from tests.web import web
 
 CHECKS = [
-    schemathesis.checks.not_a_server_error,
-    schemathesis.specs.openapi.checks.status_code_conformance,
-    schemathesis.specs.openapi.checks.content_type_conformance,
-    schemathesis.specs.openapi.checks.response_schema_conformance,
+    not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
 ]
 EXAMPLES = 6
 
@@ -38,8 +41,6 @@ async def test_the_daemon_keeps_to_its_document(embedded: Server, prefix: str) -
         token = await served.token("operator")
         described = (await served.http.get("/openapi.json")).json()
         del described["paths"]["/v1/events"]  # it does not end
-        import asyncio
-
         asked = await asyncio.to_thread(ask_all, described, served.base, token)
     assert asked >= len(OPERATIONS) * 2
 
