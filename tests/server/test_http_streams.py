@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import subprocess
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,7 +17,7 @@ from guardd_client import AsyncGuard
 from guardd.server.http import REQUEST_TIMEOUT_S
 from guardd.server.streams import EVENTS_WAITING_MAX, Stream
 from tests.servers import Server
-from tests.web import Web, web
+from tests.web import Web, until, web
 
 
 @pytest.fixture
@@ -157,3 +160,22 @@ async def test_several_workers_serve_one_address_and_tell_their_sum(embedded: Se
                 assert said.json()["action"] == "execute"
         for _ in range(6):
             assert await steps() == 20
+        served.daemon.process.send_signal(signal.SIGHUP)
+
+        async def reloaded() -> bool:
+            return sum(event["event"] == "daemon.reloaded" for event in served.daemon.log()) == 2
+
+        await until(reloaded, "both workers reload")
+        os.kill(workers_of(served.daemon.process.pid)[0], signal.SIGKILL)
+
+        async def is_replaced() -> bool:
+            return sum(event["event"] == "daemon.started" for event in served.daemon.log()) == 3
+
+        await until(is_replaced, "the third worker starts", 30)
+        for _ in range(6):
+            assert await steps() == 20
+
+
+def workers_of(pid: int) -> list[int]:
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=True)
+    return [int(line) for line in listed.stdout.split()]
