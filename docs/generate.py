@@ -12,6 +12,8 @@ import msgspec
 from guardd.model.errors import ERRORS
 from guardd.model.limits import LIMITS
 from guardd.protocol.operations import COMMON_ERRORS, OPERATIONS
+from guardd.server.front import REQUEST_STATUSES, STATUSES
+from guardd.server.metrics import METRICS
 from guardd.server.settings import Settings
 
 DOCS = Path(__file__).parent
@@ -67,9 +69,37 @@ def limits() -> str:
     return "\n".join(rows)
 
 
+def statuses() -> str:
+    """A row a status."""
+    by_status: dict[int, list[str]] = {}
+    for name, status in STATUSES.items():
+        by_status.setdefault(status, []).append(f"`{name}`")
+    for status, text in REQUEST_STATUSES.items():
+        by_status.setdefault(status, []).append(text)
+    rows = ["| status | errors |", "|---|---|"]
+    return "\n".join(rows + [f"| {status} | {', '.join(texts)} |" for status, texts in sorted(by_status.items())])
+
+
+def metrics() -> str:
+    """A row a metric."""
+    rows = ["| metric | kind | labels | what it is |", "|---|---|---|---|"]
+    for metric in METRICS.values():
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        kind = f"{metric.kind}, *looked*" if metric.looked else metric.kind
+        rows.append(f"| `{metric.name}` | {kind} | {labels} | {metric.text} |")
+    return "\n".join(rows)
+
+
 def filled(text: str) -> str:
     """The page with its generated parts made anew."""
-    parts = {"operations": operations, "errors": errors, "settings": settings, "limits": limits}
+    parts = {
+        "operations": operations,
+        "errors": errors,
+        "settings": settings,
+        "limits": limits,
+        "statuses": statuses,
+        "metrics": metrics,
+    }
     return re.sub(
         r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)",
         lambda found: f"{found[1]}{parts[found[2]]()}\n{found[3]}",

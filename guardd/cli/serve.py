@@ -56,6 +56,7 @@ async def run_check(arguments: argparse.Namespace) -> int:
         "policies": sorted(config.policies),
         "tools": sorted(config.tools.by_name),
         "listen": settings.listen,
+        "http_listen": settings.http_listen,
         "store": settings.store,
     }
     print(json.dumps(found) if arguments.json else "\n".join(f"{name}: {value}" for name, value in found.items()))

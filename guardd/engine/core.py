@@ -82,6 +82,14 @@ class Engine:
             return await self._handlers[name](request, role=role)  # type: ignore[no-any-return]
         return await self._handlers[name](request)  # type: ignore[no-any-return]
 
+    async def probe(self) -> None:
+        """Sends a script that finds nothing to the store and back.
+
+        Raises: StoreUnavailable.
+        """
+        key = self.context.keys.global_op("probe")
+        await self.context.link.invoke(stubs.look(op_key=key, now_ms=None, wait_ms=None))
+
     # ---- Runs ------------------------------------------------------------------
 
     async def open(self, request: ops.Open, *, role: str = "operator") -> Answer:

@@ -18,6 +18,7 @@ from guardd.model.reasons import envelope_status
 
 _EFFECTS_MAX = 100
 _TOOLS_LOOKUP = 500
+_ACTIVE_MS = 120_000
 _COUNTERS = ("steps", "denied", "no_progress", *AMOUNTS, *(f"held_{name}" for name in AMOUNTS), "handoffs")
 
 Fields = dict[str, str]
@@ -151,6 +152,20 @@ class Reader:
                 shown.append({**_operation(fields), "state": state, "run": fields.get("run", ""),
                               "owner": fields.get("owner", ""), "until_ms": int(fields.get("until_ms", 0))})  # fmt: skip
         return shown[:limit]
+
+    async def census(self) -> dict[str, int]:
+        """Counts over all runs, from the indexes: hints, as they are.
+
+        claimed: leases that run, those included whose effect has been reported since. in_doubt, oldest_ms: claims past
+        their lease. active: runs heard of in the last two minutes.
+        """
+        now_ms, doubt = self.now_ms(), self._keys.doubt
+        in_doubt, claimed, oldest, active = await self._store.execute(
+            ("ZCOUNT", doubt, "-inf", now_ms), ("ZCOUNT", doubt, f"({now_ms}", "+inf"),
+            ("ZRANGE", doubt, 0, 0, "WITHSCORES"), ("ZCOUNT", self._keys.runs, now_ms - _ACTIVE_MS, "+inf"),
+        )  # fmt: skip
+        oldest_ms = max(0, now_ms - int(float(oldest[1]))) if oldest and in_doubt else 0
+        return {"in_doubt": in_doubt, "claimed": claimed, "oldest_ms": oldest_ms, "active": active}
 
     # ---- Inside ----------------------------------------------------------------
 

@@ -96,13 +96,16 @@ def _not_known() -> NotKnown:
 def roles_sentence(settings: Settings) -> str:
     """Who is who on these addresses, for the start line."""
     listen, operators = ", ".join(settings.listen), settings.operator_socket
+    over_http = ""
+    if settings.http_listen and settings.auth != "tokens":
+        over_http = "; over HTTP on TCP everybody is worker, an operator brings a token"
     if settings.auth == "tokens":
         return "tokens: callers have the role of their token" + (
             f"; everybody on unix:{operators} is operator" if operators else ""
         )
     if operators:
-        return f"no tokens: everybody on {listen} is worker, everybody on unix:{operators} is operator"
-    return "no tokens: everybody on these addresses is operator"
+        return f"no tokens: everybody on {listen} is worker, everybody on unix:{operators} is operator{over_http}"
+    return f"no tokens: everybody on these addresses is operator{over_http}"
 
 
 async def check_somebody_can_make_tokens(settings: Settings, tokens: Tokens) -> None:

@@ -15,6 +15,7 @@ import json
 import os
 import secrets
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +114,8 @@ class Audit:
         # One thread: lines reach the file in the order in which they were asked for.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="guardd-audit")
         self._waiting = 0
+        self.on_refused: Callable[[], None] = lambda: None
+        self.on_unwritten: Callable[[], None] = lambda: None
         self._tasks: set[asyncio.Task[None]] = set()
         self._refused: dict[str, tuple[int, int, Entry]] = {}
         """By caller: the second, refusals in it, and the newest one's entry with how many were not written."""
@@ -155,6 +158,7 @@ class Audit:
 
     async def refused(self, entry: Entry) -> None:
         """Writes a refused attempt: ten a second of a caller, the rest counted in the next line of it."""
+        self.on_refused()
         caller, second = str(entry["caller"]), int(time.monotonic())
         began, count, kept = self._refused.get(caller, (second, 0, {}))
         unwritten = int(kept.get("unwritten", 0))
@@ -207,6 +211,7 @@ class Audit:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
+            self.on_unwritten()
             log.error("audit.unwritten", error=_sentence(error))
 
 

@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import socket
+import time
 from pathlib import Path
 
 import structlog
@@ -19,7 +20,9 @@ from guardd.server.audit import Audit, AuditFile
 from guardd.server.events import Events
 from guardd.server.gate import Gate
 from guardd.server.housekeeping import Housekeeping
-from guardd.server.listeners import check_addresses
+from guardd.server.http import CONNECTIONS_MAX, HttpServer
+from guardd.server.listeners import check_addresses, open_listeners, raise_descriptor_limit
+from guardd.server.metrics import Metrics
 from guardd.server.rpc import Server
 from guardd.server.settings import Settings
 from guardd.store.connect import OpenedStore, open_store
@@ -37,8 +40,10 @@ class Daemon:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.addresses: list[str] = []
+        self.http_addresses: list[str] = []
         self._opened: OpenedStore | None = None
         self._server: Server | None = None
+        self._http: HttpServer | None = None
         self._events: Events | None = None
         self._gate: Gate | None = None
         self._audit: Audit | None = None
@@ -69,9 +74,15 @@ class Daemon:
             await check_somebody_can_make_tokens(self.settings, engine.tokens)
             self._audit = Audit(AuditFile(state_dir / "audit.jsonl"), engine.audit_stream)
             await self._audit.probe()
-            self._gate = Gate(engine, self._audit)
+            self._gate = Gate(engine, self._audit, Metrics() if self.settings.http_listen else None)
+            raise_descriptor_limit(self.settings.connections_max + CONNECTIONS_MAX)
+            listeners = open_listeners(self.settings)
             self._server = Server(self._gate, self._events, self.settings)
-            self.addresses = await self._server.start()
+            self._http = HttpServer(self._gate, self._events, self.settings)
+            self.http_addresses = await self._http.start([each for each in listeners if each.speaks == "http"])
+            self.addresses = await self._server.start([each for each in listeners if each.speaks == "rpc"])
+            if self._gate.metrics is not None:
+                self._count(self._gate.metrics, opened)
         except BaseException:
             await self.stop()
             raise
@@ -80,12 +91,31 @@ class Daemon:
         self._say_start(opened)
         notify_systemd("READY=1")
 
+    def _count(self, metrics: Metrics, opened: OpenedStore) -> None:
+        """From now on everybody tells the metrics what happens."""
+        assert self._server is not None and self._http is not None
+        assert self._events is not None and self._audit is not None
+        server, http = self._server, self._http
+        opened.store.observe(metrics.batch)
+        self._audit.on_refused, self._audit.on_unwritten = metrics.refused, metrics.audit_failed
+        self._events.on_event = lambda event: metrics.heard(event, time.perf_counter())
+
+        def refresh() -> None:
+            metrics.set("guardd_connections", len(server.connections), "socket")
+            metrics.set("guardd_connections", http.connections, "http")
+            metrics.set("guardd_requests_in_flight", sum(len(each.tasks) for each in server.connections), "socket")
+            metrics.set("guardd_requests_in_flight", len(http.state.tasks) - http.routes.streams, "http")
+            metrics.set("guardd_event_streams", http.routes.streams)
+
+        metrics.refresh = refresh
+
     def _say_start(self, opened: OpenedStore) -> None:
         report = opened.report
         log.info(
             "daemon.started",
             version=__version__,
             listen=self.addresses,
+            http=self.http_addresses,
             store=opened.url,
             server=f"{report.server} {report.version}" if report else "fakeredis",
             durability=opened.store.durability,
@@ -103,10 +133,12 @@ class Daemon:
 
     def reload(self, settings: Settings) -> None:
         """Takes policies and tool rules of new settings; addresses and store stay (SIGHUP)."""
-        assert self._server is not None and self._gate is not None and self._opened is not None
+        assert self._server is not None and self._http is not None
+        assert self._gate is not None and self._opened is not None
         state_dir = Path(self.settings.state_dir)
         config = settings.engine_config(redact_key(state_dir))
         self._server.reload_certificates()
+        self._http.reload_certificates()
         engine = Engine(self._opened.store, config)
         engine.context.wakeups = self._gate.engine.context.wakeups  # who waits goes on waiting
         self._gate.take(engine)
@@ -117,8 +149,7 @@ class Daemon:
         notify_systemd("STOPPING=1")
         if self._housekeeping is not None:
             await self._housekeeping.stop()
-        if self._server is not None:
-            await self._server.drain()
+        await asyncio.gather(*(server.drain() for server in (self._server, self._http) if server is not None))
         if self._events is not None:
             await self._events.stop()
         if self._audit is not None:

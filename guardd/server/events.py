@@ -40,6 +40,7 @@ class Events:
         self._task: asyncio.Task[None] | None = None
         self.is_listening = asyncio.Event()
         self.on_settled: Callable[[str], None] = lambda _: None
+        self.on_event: Callable[[dict[str, str]], None] = lambda _: None
 
     async def start(self) -> None:
         """Listens from now on; a fake store publishes nothing."""
@@ -48,7 +49,7 @@ class Events:
             await self.is_listening.wait()
 
     def watch(self, watcher: Watcher, run: str) -> None:
-        """Tells a watcher of this run, its sub-runs and its ancestors."""
+        """Tells a watcher of this run, its sub-runs and its ancestors; "": of all runs."""
         self._watchers.setdefault(run, set()).add(watcher)
 
     def forget(self, watcher: Watcher) -> None:
@@ -63,6 +64,7 @@ class Events:
         if event.get("event") == "settled":
             self.on_settled(event.get("key", ""))
         else:
+            self.on_event(event)
             self.publish(event)
 
     def publish(self, event: dict[str, str]) -> None:
@@ -70,7 +72,7 @@ class Events:
         ended = event.get("run", "")
         heard: set[Watcher] = set()
         for run, watchers in self._watchers.items():
-            if run == ended or run.startswith(f"{ended}/") or ended.startswith(f"{run}/"):
+            if not run or run == ended or run.startswith(f"{ended}/") or ended.startswith(f"{run}/"):
                 heard |= watchers
         for watcher in heard:
             watcher.notify("event", {**event, "published_ms": time.time_ns() // 1_000_000})

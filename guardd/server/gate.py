@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from guardd.model.tools import NO_RULE, ToolRule
 from guardd.protocol.operations import OPERATIONS, ROLES, Operation, Role, RunParams
 from guardd.redaction import redact_text
 from guardd.server.audit import Audit, Entry, Outcome, entry_text
+from guardd.server.metrics import Metrics
 
 _STOPPING = frozenset({"kill", "finish"})
 _LOOKING = frozenset({"audit", "token_list"})
@@ -50,9 +52,13 @@ class Caller:
 
 
 class Gate:
-    """The one way from a caller to the engine."""
+    """The one way from a caller to the engine.
 
-    def __init__(self, engine: Engine, audit: Audit) -> None:
+    Args: metrics: what counts the answers; None: nobody asks for counts.
+    """
+
+    def __init__(self, engine: Engine, audit: Audit, metrics: Metrics | None = None) -> None:
+        self.metrics = metrics
         self.audit = audit
         self.engine = engine
         self._reading = asyncio.Semaphore(_READING_MAX)
@@ -67,6 +73,20 @@ class Gate:
         Raises: NotAllowed: the role or the prefix does not reach this far. AuditUnavailable: what permits
         something cannot be written down. Whatever the engine raises.
         """
+        metrics, began_s = self.metrics, time.perf_counter()
+        if metrics is None:
+            return await self._call(caller, method, params)
+        if method == "kill":
+            metrics.kill_asked(params.get("run"), began_s)
+        try:
+            answer = await self._call(caller, method, params)
+        except GuardError as error:
+            metrics.failed(method, error.name)
+            raise
+        metrics.answered(method, params, answer, time.perf_counter() - began_s)
+        return answer
+
+    async def _call(self, caller: Caller, method: str, params: dict[str, Any]) -> Any:
         operation = OPERATIONS.get(method)
         if operation is None:
             return await self.engine.call(method, params, role=caller.role)

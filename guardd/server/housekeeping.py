@@ -62,6 +62,8 @@ class Housekeeping:
                 await job()
             except GuardError as error:
                 log.warning("store.unanswered", job=getattr(job, "__qualname__", "job"), error=error.message)
+        if self._gate.metrics is not None:
+            self._gate.metrics.refresh()
         trouble = self._opened.store.trouble
         if trouble != self._trouble:
             self._trouble = trouble
@@ -71,7 +73,10 @@ class Housekeeping:
                 log.info("store.trusted")
 
     async def _sweep(self) -> None:
-        for record in await self._gate.engine.sweep.once():
+        found = await self._gate.engine.sweep.once()
+        if self._gate.metrics is not None:
+            self._gate.metrics.lapsed(len(found))
+        for record in found:
             log.warning("effect.in_doubt", run=record.get("run"), tool=record.get("tool"), scope=record.get("scope"))
 
     async def _recheck(self) -> None:

@@ -9,11 +9,12 @@ import ssl
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 
 from guardd.model.errors import BadArgument
+from guardd.protocol.operations import Role
 from guardd.server.access import Door
 from guardd.server.settings import Settings
 
@@ -26,12 +27,20 @@ DESCRIPTORS_BESIDES = 64
 
 @dataclass(frozen=True)
 class Listener:
-    """A socket that listens. shown: its address as clients name it. path: of a Unix socket."""
+    """A socket that listens, for frames or for HTTP. shown: its address as clients name it. path: of a Unix socket."""
 
     socket: socket.socket
     door: Door
     shown: str
     path: Path | None
+    speaks: Literal["rpc", "http"] = "rpc"
+    is_ours: bool = True
+    """False: the parent of several workers bound it, and removes it."""
+
+    def unlink(self) -> None:
+        """Removes the file of a Unix socket that this process bound."""
+        if self.is_ours and self.path is not None:
+            self.path.unlink(missing_ok=True)
 
 
 def check_addresses(settings: Settings) -> None:
@@ -44,24 +53,35 @@ def check_addresses(settings: Settings) -> None:
             "TLS needs a certificate and its key: set tls_cert and tls_key", field="tls_cert", value=settings.tls_cert,
             limit="both files",
         )  # fmt: skip
-    for address in settings.listen:
+    for field, address in (*_named("listen", settings.listen), *_named("http_listen", settings.http_listen)):
         if address.startswith("unix:"):
             continue
-        host, _ = _host_and_port(address)
+        host, _ = _host_and_port(address, field)
         if address.startswith("tls://") and not settings.tls_cert:
             raise BadArgument(
-                "this address asks for TLS: set tls_cert and tls_key", field="listen", value=address, limit="tcp://"
+                "this address asks for TLS: set tls_cert and tls_key", field=field, value=address, limit="tcp://"
             )
         if host not in LOOPBACK and not (settings.auth == "tokens" and settings.tls_cert):
             raise BadArgument(
                 "beyond loopback only callers with tokens are served, over TLS: add --auth tokens --tls-cert FILE "
                 "--tls-key FILE, or listen on 127.0.0.1 or a Unix socket",
-                field="listen", value=address, limit="loopback, or tokens and TLS",
+                field=field, value=address, limit="loopback, or tokens and TLS",
             )  # fmt: skip
 
 
+def open_listeners(settings: Settings) -> list[Listener]:
+    """What this process listens on: sockets that the parent of several workers has bound, else its own.
+
+    Raises: BadArgument: see bind_listeners.
+    """
+    if inherited := os.environ.get("GUARDD_LISTEN_FDS"):
+        sockets = [socket.socket(fileno=int(each)) for each in inherited.split(",")]
+        return _with_doors(sockets, settings, is_ours=False)
+    return bind_listeners(settings)
+
+
 def bind_listeners(settings: Settings) -> list[Listener]:
-    """A listening socket an address; the operators' last.
+    """A listening socket an address: `listen`, the operators', then HTTP.
 
     Raises: BadArgument: an address that is none, is open to others, or is served by another daemon.
     """
@@ -69,33 +89,43 @@ def bind_listeners(settings: Settings) -> list[Listener]:
     sockets = [_bind(address) for address in settings.listen]
     if settings.operator_socket:
         sockets.append(_bind(f"unix:{settings.operator_socket.removeprefix('unix:')}"))
+    sockets += [_bind(address) for address in settings.http_listen]
     for each in sockets:
         each.listen(1024)
         each.setblocking(False)
-    return _with_doors(sockets, settings)
+    return _with_doors(sockets, settings, is_ours=True)
 
 
-def inherited_listeners(descriptors: str, settings: Settings) -> list[Listener]:
-    """The sockets that the parent of several workers has bound, in the same order."""
-    return _with_doors([socket.socket(fileno=int(each)) for each in descriptors.split(",")], settings)
-
-
-def _with_doors(sockets: list[socket.socket], settings: Settings) -> list[Listener]:
+def _with_doors(sockets: list[socket.socket], settings: Settings, *, is_ours: bool) -> list[Listener]:
+    role: Role | None = None if settings.auth == "tokens" else "worker" if settings.operator_socket else "operator"
+    # Any web page can reach loopback: over TCP nobody is operator for being there (SPEC 4).
+    http_role: Role | None = None if settings.auth == "tokens" else "worker"
+    addresses = [(address, "rpc") for address in settings.listen]
+    addresses += [("", "rpc")] * bool(settings.operator_socket) + [
+        (address, "http") for address in settings.http_listen
+    ]
+    scheme = {"rpc": "tls" if settings.tls_cert else "tcp", "http": "https" if settings.tls_cert else "http"}
     listeners = []
-    role: Any = None if settings.auth == "tokens" else "worker" if settings.operator_socket else "operator"
-    for number, each in enumerate(sockets):
-        if number == len(settings.listen):
+    for each, (address, speaks) in zip(sockets, addresses, strict=True):
+        is_unix, name = each.family == socket.AF_UNIX, each.getsockname()
+        if not address:
             door = Door("operator socket", "operator", takes_token=False)
+        elif speaks == "http":
+            door = Door("http unix socket", role) if is_unix else Door("http", http_role)
         else:
-            door = Door("unix socket" if each.family == socket.AF_UNIX else "tcp", role)
-        name = each.getsockname()
-        if each.family == socket.AF_UNIX:
+            door = Door("unix socket" if is_unix else "tcp", role)
+        if is_unix:
             shown = f"unix:{name}"
         else:
-            host = _host_and_port(settings.listen[number])[0]
-            shown = f"{'tls' if settings.tls_cert else 'tcp'}://{f'[{host}]' if ':' in host else host}:{name[1]}"
-        listeners.append(Listener(each, door, shown, Path(name) if each.family == socket.AF_UNIX else None))
+            host = _host_and_port(address)[0]
+            shown = f"{scheme[speaks]}://{f'[{host}]' if ':' in host else host}:{name[1]}"
+        path = Path(name) if is_unix else None
+        listeners.append(Listener(each, door, shown, path, "http" if speaks == "http" else "rpc", is_ours))
     return listeners
+
+
+def _named(field: str, addresses: list[str]) -> list[tuple[str, str]]:
+    return [(field, address) for address in addresses]
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
@@ -171,13 +201,13 @@ def _bind(address: str) -> socket.socket:
     return listener
 
 
-def _host_and_port(address: str) -> tuple[str, int]:
+def _host_and_port(address: str, field: str = "listen") -> tuple[str, int]:
     scheme, _, rest = address.partition("://")
     host, _, port = rest.rpartition(":")
     host = host.strip("[]")
     if scheme not in ("tcp", "tls") or not host or not port.isdigit():
         raise BadArgument(
-            "no address to listen on", field="listen", value=address,
+            "no address to listen on", field=field, value=address,
             limit="unix:PATH, tcp://HOST:PORT or tls://HOST:PORT",
         )  # fmt: skip
     return host, int(port)

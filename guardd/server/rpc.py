@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import ssl
 import time
 from collections import deque
@@ -26,11 +25,8 @@ from guardd.server.events import Events
 from guardd.server.gate import Gate
 from guardd.server.listeners import (
     Listener,
-    bind_listeners,
-    inherited_listeners,
     load_certificates,
     peer_name,
-    raise_descriptor_limit,
     tls_context,
 )
 from guardd.server.settings import Settings
@@ -70,21 +66,17 @@ class Server:
         self.is_draining = False
         self.requests = 0
         self._listeners: list[asyncio.Server] = []
-        self._unlinked: list[Listener] = []
+        self._bound: list[Listener] = []
         self._tls: ssl.SSLContext | None = None
 
-    async def start(self) -> list[str]:
-        """Listens on every address; returns them as clients name them.
+    async def start(self, listeners: list[Listener]) -> list[str]:
+        """Serves these sockets; returns their addresses as clients name them.
 
-        Raises: BadArgument: an address that is none, or is open to others.
+        Raises: BadArgument: the files for TLS cannot be used.
         """
         loop = asyncio.get_running_loop()
+        self._bound = listeners
         self._tls = tls_context(self.settings)
-        raise_descriptor_limit(self.settings.connections_max)
-        if inherited := os.environ.get("GUARDD_LISTEN_FDS"):
-            listeners = inherited_listeners(inherited, self.settings)
-        else:
-            self._unlinked = listeners = bind_listeners(self.settings)
         for each in listeners:
             make = functools.partial(Connection, self, each.door)
             if each.path is not None:
@@ -114,9 +106,8 @@ class Server:
             await asyncio.sleep(0.01)
         for connection in list(self.connections):
             connection.close()
-        for path in [each.path for each in self._unlinked]:
-            if path is not None:
-                path.unlink(missing_ok=True)
+        for bound in self._bound:
+            bound.unlink()
 
     async def answer(self, connection: Connection, method: str, params: Any) -> Any:
         """The result of one request, as plain values.

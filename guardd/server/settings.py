@@ -37,8 +37,12 @@ class Settings:
     listen: list[str] = setting(
         ["unix:.guardd/guardd.sock"], "where clients connect, may be given again", unit="ADDRESS"
     )
+    http_listen: list[str] = setting([], "where HTTP is served, may be given again; none: no HTTP", unit="ADDRESS")
     auth: str = setting(
-        "none", "none or tokens: whether callers on `listen` need a token", unit="WORD", words=("none", "tokens")
+        "none",
+        "none or tokens: whether callers on `listen` and `http_listen` need a token",
+        unit="WORD",
+        words=("none", "tokens"),
     )
     operator_socket: str = setting("", "a 0600 Unix socket on which everybody is operator; empty: none", unit="PATH")
     tls_cert: str = setting("", "certificate chain, PEM; TCP listeners then speak TLS", unit="FILE")

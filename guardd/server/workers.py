@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
+from prometheus_client.multiprocess import mark_process_dead
 
 from guardd.engine.link import Link
 from guardd.engine.tokens import Tokens
@@ -21,6 +23,7 @@ from guardd.keys import Keys
 from guardd.server.access import check_somebody_can_make_tokens, roles_sentence
 from guardd.server.daemon import notify_systemd, redact_key
 from guardd.server.listeners import Listener, bind_listeners, check_addresses, tls_context
+from guardd.server.metrics import FILES, WORKER_NUMBER
 from guardd.server.settings import Settings
 from guardd.store.connect import OpenedStore, open_store
 from guardd.store.embedded import prepare_directory
@@ -55,6 +58,8 @@ class Workers:
         tls_context(self._settings)
         state_dir = prepare_directory(Path(self._settings.state_dir))
         redact_key(state_dir)
+        shutil.rmtree(state_dir / "metrics", ignore_errors=True)
+        (state_dir / "metrics").mkdir(mode=0o700)
         opened = await open_store(
             self._settings.store, state_dir=state_dir / "store", durability=self._settings.durability or None,
             timeout_ms=self._settings.store_timeout_ms, prefix=self._settings.prefix, memory=state_dir / "canary.json",
@@ -63,14 +68,14 @@ class Workers:
             tokens = Tokens(Link(opened.store), Keys(self._settings.prefix))
             await check_somebody_can_make_tokens(self._settings, tokens)
             self._listeners = bind_listeners(self._settings)
-            addresses = [listener.shown for listener in self._listeners]
             self._keepers = [
                 asyncio.create_task(self._keep(number, opened)) for number in range(self._settings.workers)
             ]
             log.info(
                 "workers.started",
                 workers=self._settings.workers,
-                listen=addresses,
+                listen=[listener.shown for listener in self._listeners if listener.speaks == "rpc"],
+                http=[listener.shown for listener in self._listeners if listener.speaks == "http"],
                 store=opened.url,
                 roles=roles_sentence(self._settings),
             )
@@ -87,7 +92,7 @@ class Workers:
             descriptors = [listener.socket.fileno() for listener in self._listeners]
             environment = {
                 **os.environ, "GUARDD_STORE": store, "GUARDD_WORKERS": "1", "GUARDD_LISTEN_FDS": ",".join(map(str, descriptors)),
-                "GUARDD_DURABILITY": opened.store.durability,
+                "GUARDD_DURABILITY": opened.store.durability, **self._counting(number),
             }  # fmt: skip
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "guardd.cli.main", "serve", *self._argv, "--store", store, "--workers", "1",
@@ -95,9 +100,17 @@ class Workers:
             )  # fmt: skip
             self._processes[number] = process
             code = await process.wait()
+            if FILES in environment:
+                mark_process_dead(process.pid, environment[FILES])  # type: ignore[no-untyped-call]
             if not self._is_stopping:
                 log.error("worker.died", number=number, exit_code=code)
                 await asyncio.sleep(RESTART_S)
+
+    def _counting(self, number: int) -> dict[str, str]:
+        """Where a worker counts: in files beside those of the others, so that each can tell the sum."""
+        if not self._settings.http_listen:
+            return {}
+        return {FILES: str(Path(self._settings.state_dir).absolute() / "metrics"), WORKER_NUMBER: str(number)}
 
     def _tell(self, name: signal.Signals) -> None:
         for process in self._processes.values():
@@ -109,8 +122,6 @@ class Workers:
         self._tell(signal.SIGTERM)
         await asyncio.gather(*self._keepers)
         for listener in self._listeners:
-            path = listener.path
             listener.socket.close()
-            if path is not None:
-                path.unlink(missing_ok=True)
+            listener.unlink()
         log.info("workers.stopped")

@@ -99,6 +99,9 @@ class Store(Protocol):
     def event_pool(self) -> ConnectionPool | None:
         """Where to listen to published events; None: nothing is published."""
 
+    def observe(self, on_batch: Callable[[int, float], None]) -> None:
+        """Tells of every batch from now on: how many commands, how many seconds."""
+
     async def scan(self, pattern: str) -> list[bytes]:
         """The keys that a glob matches, on every primary. For clearing up after tests and the player."""
 

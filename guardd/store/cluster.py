@@ -20,6 +20,7 @@ from guardd.model.errors import StoreUnavailable
 from guardd.store.base import Command, Reply, ScriptLike, Scripts, checked, may_grant, refuse_grants, scanned
 from guardd.store.canary import BatchProof, Canaries
 from guardd.store.errors import map_error
+from guardd.store.pipe import OnBatch
 from guardd.store.server import Node
 
 Address = tuple[str, int]
@@ -61,6 +62,7 @@ class ClusterStore:
         self._owner: list[Address | None] = [None] * SLOTS
         self._mapping: asyncio.Task[None] | None = None
         self._scripts = Scripts(with_flags=True)
+        self._on_batch: OnBatch | None = None
 
     # ---- The map of slots ------------------------------------------------------------
 
@@ -107,6 +109,7 @@ class ClusterStore:
             if self.canaries is not None:
                 proof = BatchProof(self.canaries, lambda: self._canary_of(address), **self._proof)
             node = self._nodes[address] = Node(self._pool_of(address), proof=proof, **self._options)
+            node.observe(self._on_batch)
         return node
 
     def _canary_of(self, address: Address) -> Key | None:
@@ -232,6 +235,12 @@ class ClusterStore:
     def event_pool(self) -> ConnectionPool:
         """See Store: what one node publishes is heard on all."""
         return self._node(next(iter(self.replicas_of or dict.fromkeys(self._seeds)))).pool
+
+    def observe(self, on_batch: OnBatch) -> None:
+        """See Store."""
+        self._on_batch = on_batch
+        for node in self._nodes.values():
+            node.observe(on_batch)
 
     async def scan(self, pattern: str) -> list[bytes]:
         """See Store."""

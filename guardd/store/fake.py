@@ -64,6 +64,9 @@ class FakeStore:
         """See Store."""
         return
 
+    def observe(self, on_batch: object) -> None:
+        """See Store: there is no connection."""
+
     async def scan(self, pattern: str) -> list[bytes]:
         """See Store."""
         return await scanned(self.execute, pattern)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
@@ -15,6 +16,8 @@ from guardd.store.base import Command, Reply, Unproved
 from guardd.store.errors import map_error
 
 Kind = Literal["plain", "record", "grant"]
+OnBatch = Callable[[int, float], None]
+"""Hears of every batch: its commands, and the seconds until the last reply or the failure."""
 Judge = Callable[[list[Reply]], Unproved | None]
 
 
@@ -55,6 +58,7 @@ class Pipe:
         self._connection: AbstractConnection | None = None
         self._queue: list[Entry] = []
         self._sender: asyncio.Task[None] | None = None
+        self.on_batch: OnBatch | None = None
 
     async def execute(self, commands: list[Command], *, kind: Kind = "plain") -> list[Reply]:
         """Replies in order; an error reply stands in the list as an exception.
@@ -76,6 +80,7 @@ class Pipe:
             self._sender = None
 
     async def _send(self, batch: list[Entry]) -> None:
+        began_s = time.perf_counter()
         try:
             async with asyncio.timeout(self._timeout_s):
                 if self._connection is None:
@@ -91,6 +96,9 @@ class Pipe:
                     entry.future.set_exception(mapped)
             if isinstance(error, asyncio.CancelledError):
                 raise
+        finally:
+            if self.on_batch is not None:
+                self.on_batch(sum(len(entry.commands) for entry in batch), time.perf_counter() - began_s)
 
     async def _talk(self, connection: AbstractConnection, batch: list[Entry]) -> None:
         """Sends a batch and reads its replies; scripts are answered when the proof was read, too."""

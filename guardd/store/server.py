@@ -21,7 +21,7 @@ from guardd.store.base import (
     scanned,
 )
 from guardd.store.canary import BatchProof, Canaries
-from guardd.store.pipe import Kind, Pipe, Proof
+from guardd.store.pipe import Kind, OnBatch, Pipe, Proof
 
 _DID_NOT_RUN = (driver.NoScriptError, driver.AskError)  # a MovedError is one, too
 
@@ -63,6 +63,11 @@ class Node:
             asking = [("ASKING",)] if before and before[-1] == ("ASKING",) else []
             replies = [*replies[:-1], *await pipe.execute([load, *asking, call], kind=kind)]
         return replies
+
+    def observe(self, on_batch: OnBatch | None) -> None:
+        """Tells of every batch from now on."""
+        for pipe in self._pipes:
+            pipe.on_batch = on_batch
 
     async def reconnect(self) -> None:
         """Drops the connections, subscriptions too; what is on the wire fails, the next batch connects again."""
@@ -147,6 +152,10 @@ class ServerStore:
     def event_pool(self) -> ConnectionPool:
         """See Store."""
         return self.node.pool
+
+    def observe(self, on_batch: OnBatch) -> None:
+        """See Store."""
+        self.node.observe(on_batch)
 
     async def scan(self, pattern: str) -> list[bytes]:
         """See Store."""

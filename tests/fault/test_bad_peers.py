@@ -128,7 +128,8 @@ async def test_slow_peers_are_closed_and_hold_nothing(served: DaemonProcess) -> 
     dripping = asyncio.create_task(drip())
     granted = await latencies_ms(served, "honest", 200)
     for reader, writer in peers:
-        await asyncio.wait_for(reader.read(), 12)
+        with contextlib.suppress(OSError):  # closed with bytes of ours unread: no end, but an error
+            await asyncio.wait_for(reader.read(), 12)
         writer.close()
     await asyncio.wait_for(dripping, 12)
     assert time.monotonic() - began < 12
