@@ -41,8 +41,8 @@ _CLASSES: tuple[tuple[type[Exception], str], ...] = (
     (driver.ReadOnlyError, "READONLY"),
     (driver.OutOfMemoryError, "OOM"),
     (driver.NoPermissionError, "NOPERM"),
+    (driver.MasterDownError, "MASTERDOWN"),  # a ClusterDownError to the driver
     (driver.ClusterDownError, "CLUSTERDOWN"),
-    (driver.MasterDownError, "MASTERDOWN"),
     (driver.TryAgainError, "TRYAGAIN"),
     (driver.MovedError, "MOVED"),
     (driver.AskError, "ASK"),
@@ -64,7 +64,11 @@ def map_error(error: BaseException, *, where: str) -> GuardError:
     text = str(error)
     if found := _GUARD.search(text):
         return _from_script(found[1], found[2])
-    if isinstance(error, driver.ResponseError | driver.AuthenticationError) or "username-password" in text:
+    # To the driver a server that loads is a failed connection.
+    if (
+        isinstance(error, driver.ResponseError | driver.AuthenticationError | driver.BusyLoadingError)
+        or "username-password" in text
+    ):
         word = next((word for kind, word in _CLASSES if isinstance(error, kind)), "")
         if "username-password" in text:
             word = "WRONGPASS"
