@@ -146,6 +146,15 @@ def checked(replies: list[Reply], *, where: str) -> list[Reply]:
     return replies
 
 
+def answered(replies: list[Reply], script: ScriptLike) -> Reply:
+    """The reply of a script that was sent after plain commands.
+
+    What may grant stands on them: a claim is listed before it is made. What records, ends or holds does not: an
+    index that cannot be written, as when memory is full, hides no kill or result that was taken.
+    """
+    return checked(replies if may_grant(script) else replies[-1:], where=f"the script {script.name}")[-1]
+
+
 def may_grant(script: ScriptLike) -> bool:
     """False for what only records, ends or holds: the same scripts that may run when memory is full."""
     return "allow-oom" not in script.flags

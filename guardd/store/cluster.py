@@ -173,7 +173,7 @@ class ClusterStore:
             if await self._owner_of(_key(command)) is node:
                 first.append(command)
             else:
-                await self.execute(command)
+                await self._list(command, script)
         call: Command = ("EVALSHA", loaded.sha, len(keys), *keys, *args)
         try:
             replies = await node.script(loaded, call, *first, is_grant=may_grant(script))
@@ -186,9 +186,17 @@ class ClusterStore:
             asking: list[Command] = [("ASKING",)] if isinstance(reply, driver.AskError) else []
             # Index commands may have been sent to a node that moved, too; they are hints and go again.
             for command in first:
-                await self.execute(command)
+                await self._list(command, script)
             reply = (await target.script(loaded, call, *asking, is_grant=may_grant(script)))[-1]
         return checked([reply], where=f"the script {script.name}")[-1]
+
+    async def _list(self, command: Command, script: ScriptLike) -> None:
+        """Writes an index that is on another node; a kill or a result never waits for its recovery, see `answered`."""
+        try:
+            await self.execute(command)
+        except StoreUnavailable:
+            if may_grant(script):
+                raise
 
     async def _sent(self, node: Node, *commands: Command) -> list[Reply]:
         try:

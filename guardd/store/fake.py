@@ -8,7 +8,7 @@ from typing import Any
 from redis import exceptions as driver
 
 from guardd.model.errors import StoreRefused
-from guardd.store.base import Command, Reply, ScriptLike, Scripts, checked, scanned
+from guardd.store.base import Command, Reply, ScriptLike, Scripts, answered, checked, scanned
 
 
 class FakeStore:
@@ -46,7 +46,7 @@ class FakeStore:
         replies = [await self._one(command) for command in (*before, call)]
         if isinstance(replies[-1], driver.NoScriptError):
             replies = [*replies[:-1], await self._one(("SCRIPT", "LOAD", loaded.text)), await self._one(call)]
-        return checked(replies, where=f"the script {script.name}")[-1]
+        return answered(replies, script)
 
     async def _one(self, command: Command) -> Reply:
         try:

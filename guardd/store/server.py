@@ -15,6 +15,7 @@ from guardd.store.base import (
     ScriptLike,
     Scripts,
     Unproved,
+    answered,
     checked,
     may_grant,
     refuse_grants,
@@ -137,7 +138,7 @@ class ServerStore:
         replies = await self.node.script(
             loaded, ("EVALSHA", loaded.sha, len(keys), *keys, *args), *before, is_grant=may_grant(script)
         )
-        return checked(replies, where=f"the script {script.name}")[-1]
+        return answered(replies, script)
 
     async def prove(self) -> None:
         """See Store."""
