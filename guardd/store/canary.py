@@ -17,6 +17,7 @@ a second. `confirmed` is a new random word each time an operator confirms.
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import time
@@ -29,6 +30,10 @@ from guardd.keys import Key
 from guardd.store.base import Command, Reply, Unproved
 
 Execute = Callable[..., Awaitable[list[Any]]]
+
+SETTLE_S = 5.0
+"""How long grants wait once replicas are back, or another primary was named: Sentinels tell each other every 2 s,
+daemons look every second where the primary is and what its canary says, and one that misses beats tells the others."""
 
 _FIELDS = ("id", "beat", "suspect", "confirmed")
 _CURE = "look what is missing, then: guardd doctor --confirm"
@@ -235,16 +240,50 @@ class BatchProof:
     WAIT counts replicas for the last write of this connection only (Valkey) or of the whole server (Redis);
     the beat before it is such a write, so a batch that only repeats an answer is proved like any other.
 
+    A replica may acknowledge writes of a primary after another one was promoted, and drop them when it hears of
+    that one. Who had these acknowledgements misses its beats on the promoted primary; until it can have said so
+    nothing is granted there.
+
     Args:
         canary:   which canary this connection's server holds now; None: none is known.
         replicas: how many must have the writes of a batch; 0: none.
+        settle_s: how long grants wait after a failover, or after replicas were short.
     """
 
-    def __init__(self, canaries: Canaries, canary: Callable[[], Key | None], *, replicas: int, wait_ms: int) -> None:
+    def __init__(
+        self,
+        canaries: Canaries,
+        canary: Callable[[], Key | None],
+        *,
+        replicas: int,
+        wait_ms: int,
+        settle_s: float = 0.0,
+    ) -> None:
+        self._settle_s = settle_s if replicas else 0.0
+        self._settled_s = 0.0
         self._canaries = canaries
         self._canary = canary
         self._replicas = replicas
         self._wait_ms = wait_ms
+
+    def unsettle(self) -> None:
+        """There may be another primary now: grants wait from the next proved batch on."""
+        if self._settle_s:
+            self._settled_s = math.inf
+
+    def _settling(self) -> Unproved | None:
+        """After a proved batch: whether grants still wait."""
+        now = time.monotonic()
+        if self._settled_s == math.inf:
+            self._settled_s = now + self._settle_s
+        if now >= self._settled_s:
+            return None
+        return Unproved(
+            f"the store settles after a failover or a lack of replicas: grants go on in {self._settled_s - now:.1f} s; "
+            "send the request again under the same call id",
+            value="settling",
+            spares_records=True,
+        )
 
     def begin(self) -> tuple[list[Command], Callable[[list[Reply]], Unproved | None]]:
         """See Proof."""
@@ -262,6 +301,7 @@ class BatchProof:
             if verdict is None and self._replicas:
                 acknowledged = replies[-1] if isinstance(replies[-1], int) else 0
                 if acknowledged < self._replicas or key is None or isinstance(replies[0], Exception):
+                    self.unsettle()
                     return Unproved(
                         f"NOREPLICAS: {acknowledged} of {self._replicas} replicas have the write after {self._wait_ms} ms; "
                         "bring them back, then send the request again under the same call id",
@@ -269,6 +309,7 @@ class BatchProof:
                     )
             if verdict is None and key is not None:
                 self._canaries.keep(key, replies[:beats])
+                verdict = self._settling()
             return verdict
 
         return commands, judge

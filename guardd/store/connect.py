@@ -225,7 +225,7 @@ async def _sentinel(asked: Opening) -> OpenedStore:
         except (driver.RedisError, OSError, TimeoutError) as error:
             raise map_error(error, where="the Sentinels") from error
         if primary and primary[0] != address:
-            await store.node.reconnect()
+            await store.move()
         primary[:] = [address]
 
     try:

@@ -21,7 +21,7 @@ from guardd.store.base import (
     refuse_grants,
     scanned,
 )
-from guardd.store.canary import BatchProof, Canaries
+from guardd.store.canary import SETTLE_S, BatchProof, Canaries
 from guardd.store.pipe import Kind, OnBatch, Pipe, Proof
 
 _DID_NOT_RUN = (driver.NoScriptError, driver.AskError)  # a MovedError is one, too
@@ -109,10 +109,12 @@ class ServerStore:
         self.replicas_known = replicas_known
         self.canaries = canaries
         self.refused = ""
-        proof = None
+        self._proof: BatchProof | None = None
         if canaries is not None:
-            proof = BatchProof(canaries, lambda: canaries.keys[0], replicas=replicas, wait_ms=wait_ms)
-        self.node = Node(pool, timeout_ms=timeout_ms + wait_ms, pipes=pipes, proof=proof)
+            self._proof = BatchProof(
+                canaries, lambda: canaries.keys[0], replicas=replicas, wait_ms=wait_ms, settle_s=SETTLE_S
+            )
+        self.node = Node(pool, timeout_ms=timeout_ms + wait_ms, pipes=pipes, proof=self._proof)
         self._scripts = Scripts(with_flags=True)
 
     @property
@@ -139,6 +141,12 @@ class ServerStore:
             loaded, ("EVALSHA", loaded.sha, len(keys), *keys, *args), *before, is_grant=may_grant(script)
         )
         return answered(replies, script)
+
+    async def move(self) -> None:
+        """Another primary was named: connects anew, and grants nothing before that one has settled."""
+        if self._proof is not None:
+            self._proof.unsettle()
+        await self.node.reconnect()
 
     async def prove(self) -> None:
         """See Store."""

@@ -60,10 +60,15 @@ def walked(url: str, seed: int, row: Row) -> None:
 def test_a_server_that_forgets_its_scripts_answers_like_the_model(which: str) -> None:
     """0 answers differ; the seed of the walk that fails is `first + number`."""
     first, count = secrets.randbelow(10**6), scale(WALKS // len(BINARIES), 10)
-    with tempfile.TemporaryDirectory(prefix="gd-store-") as folder, Server.start(Path(folder), binary=BINARIES[which]) as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="gd-store-") as folder,
+        Server.start(Path(folder), binary=BINARIES[which]) as server,
+    ):
         about = server.client().info("server")
         name = f"{about.get('server_name', 'redis')} {about.get('valkey_version') or about['redis_version']}"
-        row = Row("F1", f"model against {name}, scripts flushed", seed=str(first), note=f"{count} walks of {STEPS} steps")
+        row = Row(
+            "F1", f"model against {name}, scripts flushed", seed=str(first), note=f"{count} walks of {STEPS} steps"
+        )
         for number in range(count):
             walked(server.url, first + number, row)
         calls = server.client().info("commandstats")["cmdstat_evalsha"]

@@ -45,11 +45,11 @@ async def pay(guard: Engine, key: str, call: str = "", **params: Any) -> Any:
 
 async def until_granted(guard: Engine, prove: Any, **params: Any) -> Any:
     """Sends the same request again until it is answered, as a client does."""
-    call = secrets.token_hex(8)
+    call, key = secrets.token_hex(8), secrets.token_hex(4)
     for _ in range(600):
         try:
             await prove()
-            return await pay(guard, secrets.token_hex(4), call, **params)
+            return await pay(guard, key, call, **params)
         except StoreUnavailable:
             await asyncio.sleep(0.05)
     raise AssertionError("never granted")
@@ -132,6 +132,31 @@ async def test_a_beat_that_no_replica_has_accuses_nobody(tmp_path: Path) -> None
             primary.hset(canary, "beat", 1)
             await opened.prove()
             assert "went back" in opened.store.trouble, "what replicas had must stay"
+
+
+async def test_grants_wait_until_those_who_lost_something_can_have_said_so(tmp_path: Path) -> None:
+    """Replicas may have acknowledged another primary's writes meanwhile; results are recorded at once."""
+    with Replicated.start(tmp_path, replicas=1) as them:
+        async with await open_store(them.primary_url, durability="replicated") as opened:
+            guard = guard_of(opened)
+            assert (await pay(guard, "a", "a1")).action == "execute"
+            replica = them.servers[1]
+            replica.pause()
+            with pytest.raises(StoreUnavailable, match="NOREPLICAS"):
+                await pay(guard, "b", "b1")
+            replica.resume()
+            them.wait_in_sync()
+            with pytest.raises(StoreUnavailable, match=r"settles.*the same call id"):
+                await pay(guard, "b", "b1")
+            done = await guard.call("after", {"run": "r", "call": "a1", "status": "progress", "value": "sent"})
+            assert done.action == "continue"
+            them.primary().client().hset(guard.context.keys.canary, "suspect", "another daemon misses its beats")
+            await opened.prove()
+            with pytest.raises(StoreUnavailable, match="misses its beats"):
+                await pay(guard, "b", "b1")
+            await guard.call("confirm", {})
+            await until_granted(guard, opened.prove)
+            assert (await pay(guard, "b", "b1")).action == "execute"
 
 
 async def test_replicated_without_replicas_is_refused(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ PROCESSES, WORKERS = 4, 12
 RUNS = [f"soak-{number}" for number in range(16)]
 EVENTS = ["worker"] * 38 + ["server"] * 16 + ["daemon"] * 8 + ["freeze"] * 10 + ["cut"] * 18
 LAST_LIFE = 0.6  # no daemon is killed after this part, so that one life is long enough to grow in
-EVENT_S, WARM_S, FROZEN_S = 10.0, 30.0, 3.0
+EVENT_S, WARM_S, FROZEN_S = 10.0, 60.0, 3.0
 KILLS_FULL, FULL_S = 60, 900.0
 RSS_GROWTH_MAX, FDS_MORE_MAX = 1.10, 4
 AUDITED_BY_CLIENT = 2000
@@ -170,10 +170,13 @@ def fds(pid: int) -> int:
 
 
 def growth(samples: list[int]) -> float | None:
-    """The end of a life against its first time after warm-up; None: too short to say."""
-    warm = samples[int(WARM_S) :]
-    if len(warm) < 2 * WARM_S:
+    """The end of a life against its first time after warm-up; None: too short to say.
+
+    The warm-up is the first third: each restart of the server takes a little more until some forty of them are over.
+    """
+    if len(samples) < 3 * WARM_S:
         return None
+    warm = samples[len(samples) // 3 :]
     part = max(5, len(warm) // 10)
     return median(warm[-part:]) / median(warm[:part])
 
