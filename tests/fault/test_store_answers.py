@@ -186,6 +186,8 @@ async def test_a_store_that_loads_is_not_ready_yet(tmp_path: Path) -> None:
             slow = ("--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024")
             with Server.start(tmp_path, *slow) as again:
                 assert again.client().info("persistence")["loading"] == 1
+                with contextlib.suppress(StoreUnavailable):
+                    await guard.call("inspect", {"run": "r"})  # the connection to the dead one ends
                 await refused(guard, params, "LOADING")
                 again.client().config_set("key-load-delay", "0")
                 wait_until(lambda: again.client().info("persistence")["loading"] == 0, what="a loaded server")
