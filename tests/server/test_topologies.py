@@ -14,7 +14,7 @@ from redis.crc import key_slot
 from redis.retry import Retry
 
 from guardd.store.embedded import find_server
-from tests.nodes import Access, Node, Tls, has_tls
+from tests.nodes import Access, Node, Tls, has_tls, wait_to_see
 from tests.topologies import Cluster, Replicated, Sentinels
 
 DEBIAN = shutil.which("redis-server")
@@ -129,8 +129,7 @@ def test_a_cluster_replaces_a_killed_primary(binary: Path, tmp_path: Path) -> No
         assert them.node_of(0) is replica
         assert replica.ask("GET", key) == "v"
         them.restart(victim)
-        them.wait_ok()
-        assert victim in them.replicas_of(replica)
+        wait_to_see(lambda: victim in them.replicas_of(replica), what="the old primary as a replica")
 
 
 @pytest.mark.parametrize("start", [Replicated.start, Sentinels.start, Cluster.start])
