@@ -158,6 +158,7 @@ trace.add(trace_key, settings, now, {
   bytes = value_map.value_bytes, duration_ms = num.text(math.max(0, now - num.of(known.started))),
   outcome = claim and outcome, claim = claim, operation_id = operation_id, action = action, reason = reason,
 })
+calls.write_unheld(ids, call_field, known, settings.run_ttl_ms)
 calls.remember(ids, root, call_field, {
   state = "done", run = run, first = action, reason = reason ~= "" and reason or nil,
   claim = claim == "stale" and "stale" or nil,
@@ -167,8 +168,7 @@ if op then
   ledger.write(op, settings.ledger_ttl_ms)
 end
 hash.write(memory, settings.run_ttl_ms)
-hash.write(ids, settings.run_ttl_ms)
-chain.write(c, settings.run_ttl_ms, channel)
+chain.write(c, settings.run_ttl_ms, channel, ids)
 return answer.say(action, reason, answer.run(c, {
   claim = claim == "stale" and "stale" or "", remaining = usage.remaining(c),
 }))

@@ -88,6 +88,8 @@ local progress_no, resume_no = own and hash.int(own, "progress_no"), own and has
 local ledger_action, ledger_reason, lease_left_ms, replays
 if key_ref and own then
   local says, left_ms = ledger.look(op.f, full_fp, now)
+  -- A claim of this very call, which was never admitted: it was cut short and nobody heard of it, so it goes on.
+  local is_unadmitted = not known or (is_mine and known.state == "said")
   if says == "conflict" then
     ledger_action, ledger_reason = "deny", "key_conflict"
   elseif says == "committed" then
@@ -98,7 +100,7 @@ if key_ref and own then
     elseif cap and replays >= cap then
       ledger_action, ledger_reason = "deny", "same_call_repeat"
     end
-  elseif says == "claimed" then
+  elseif says == "claimed" and not (is_unadmitted and effect.scope == "run" and op.f.owner == call and op.f.run == run) then
     ledger_action, ledger_reason, lease_left_ms = "wait", "in_flight", left_ms
   elseif says == "unknown" or (says == "in_doubt" and rule.reclaim ~= "1") then
     ledger_action, ledger_reason = "deny", "in_doubt"
@@ -381,6 +383,5 @@ end
 extras.remaining = own and usage.remaining(c)
 if op and effect.scope == "run" then ledger.write(op, settings.ledger_ttl_ms) end
 hash.write(memory, settings.run_ttl_ms)
-hash.write(ids, settings.run_ttl_ms)
-chain.write(c, settings.run_ttl_ms, channel)
+chain.write(c, settings.run_ttl_ms, channel, ids)
 return answer.say(action, reason, answer.run(c, extras))

@@ -95,8 +95,7 @@ if not is_answered then
     calls.set(ids, op_field, record)
   end
 end
-hash.write(ids, settings.run_ttl_ms)
-chain.write(c, settings.run_ttl_ms, channel)
+chain.write(c, settings.run_ttl_ms, channel, ids)
 return answer.say(action, reason, answer.run(c, {
   limit = evidence.limit, observed = evidence.observed, remaining = c.own and usage.remaining(c),
 }))

@@ -15,7 +15,6 @@
 -- FLAGS   allow-oom
 --@include pack
 --@include clock
---@include hash
 --@include chain
 --@include usage
 --@include calls
@@ -45,9 +44,9 @@ trace.add(trace_key, settings, now, {
   op = "settle", run = run, call = op_id, tokens = usage_map.tokens, model_calls = usage_map.model_calls,
   cost_micros = usage_map.cost_micros, action = action, reason = reason,
 })
+calls.write_unheld(ids, op_field, known, settings.run_ttl_ms)
 local record = { state = "done", run = run, tool = "charge", first = "continue", slot = known.slot,
   settled = action .. (reason ~= "" and ":" .. reason or "") }
 if record.slot then calls.set(ids, op_field, record) else calls.remember(ids, c.root, op_field, record) end
-hash.write(ids, settings.run_ttl_ms)
-chain.write(c, settings.run_ttl_ms, channel)
+chain.write(c, settings.run_ttl_ms, channel, ids)
 return answer.say(action, reason, answer.run(c, { remaining = usage.remaining(c) }))

@@ -76,7 +76,7 @@ if op then
   ledger.wake(op, now, channel)
   ledger.write(op, settings.ledger_ttl_ms)
 end
-hash.write(memory, settings.run_ttl_ms)
 hash.write(ids, settings.run_ttl_ms)
+hash.write(memory, settings.run_ttl_ms)
 chain.write(c, settings.run_ttl_ms, channel)
 return { "withdrawn" }

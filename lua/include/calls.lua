@@ -33,6 +33,15 @@ function calls.set(h, id, record)
   hash.set(h, id, pack.format(record, ORDER))
 end
 
+-- A hold goes once: this is written before the runs are, so that a resend after a script that was cut short finds
+-- nothing left to let go.
+function calls.write_unheld(h, id, record, ttl_ms)
+  if not (record.model_calls or record.tokens or record.cost_micros) then return end
+  record.model_calls, record.tokens, record.cost_micros = nil, nil, nil
+  calls.set(h, id, record)
+  hash.write(h, ttl_ms)
+end
+
 -- Remembers an answered id; the oldest answered one beyond the ring goes.
 function calls.remember(h, root, id, record)
   local oldest = h.f[h.slot]

@@ -161,8 +161,8 @@ function chain.state(c)
   return "continue", ""
 end
 
--- Writes the runs and tells the watchers. The last words of every script.
-function chain.write(c, ttl_ms, channel)
+-- Writes the runs, then the ids, if any, and tells the watchers. The last words of every script.
+function chain.write(c, ttl_ms, channel, ids)
   local outer_ms = c.now
   for _, run in ipairs(c.runs) do
     outer_ms = tick(run, outer_ms)
@@ -171,6 +171,7 @@ function chain.write(c, ttl_ms, channel)
       hash.write(run, ttl_ms)
     end
   end
+  if ids then hash.write(ids, ttl_ms) end
   for _, event in ipairs(c.events) do
     redis.call("PUBLISH", channel, event)
   end

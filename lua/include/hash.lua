@@ -3,6 +3,12 @@
 -- A script is not rolled back, so every refusal must come before the first
 -- write. Reading also proves the type of the key: a key of a wrong type fails
 -- here, when nothing has been written yet.
+--
+-- Should a script be cut short between two writes all the same, the same request
+-- sent again must finish it, and nothing may be given out twice. So they write in
+-- this order: trace, ledger record, marks, runs, last the id that makes a repeat
+-- known. Counts may then be too high by one, never too low. What gives back
+-- (a hold, a step) writes the id first, for the same reason.
 --@include num
 local hash = {}
 
@@ -46,17 +52,19 @@ function hash.is_changed(h)
   return next(h.changed) ~= nil or next(h.dropped) ~= nil
 end
 
--- Writes what changed. ttl_ms: from now; nil leaves the expiry alone.
+-- Writes what changed. ttl_ms: from now; nil leaves the expiry alone, and ends it for what is kept (`h.is_kept`).
+-- What is new comes before what goes: cut short between them, nothing is left without its state.
 function hash.write(h, ttl_ms)
   if not hash.is_changed(h) then return end
-  local names = {}
-  for name in pairs(h.dropped) do names[#names + 1] = name end
-  if #names > 0 then redis.call("HDEL", h.key, unpack(names)) end
+  if h.is_kept then redis.call("PERSIST", h.key) end
   local flat = {}
   for name, value in pairs(h.changed) do
     flat[#flat + 1], flat[#flat + 2] = name, value
   end
   if #flat > 0 then redis.call("HSET", h.key, unpack(flat)) end
+  local names = {}
+  for name in pairs(h.dropped) do names[#names + 1] = name end
+  if #names > 0 then redis.call("HDEL", h.key, unpack(names)) end
   if ttl_ms then redis.call("PEXPIRE", h.key, ttl_ms) end
 end
 

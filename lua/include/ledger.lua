@@ -32,21 +32,23 @@ end
 
 -- Gives the effect to one owner. names: {owner, run, agent, tool, key, scope, fp}.
 function ledger.claim(h, names, now, lease_ms)
-  local was_in_doubt = h.f.state == "claimed" or h.f.state == "in_doubt"
-  if h.f.state then redis.call("DEL", h.key) end
-  h.f, h.changed, h.dropped = {}, {}, {}
+  local is_reclaimed = h.f.reclaimed
+  if h.f.owner ~= names.owner then is_reclaimed = h.f.state == "claimed" or h.f.state == "in_doubt" end
+  h.is_kept = h.f.state ~= nil
+  for name in pairs(h.f) do hash.drop(h, name) end
   hash.set(h, "state", "claimed")
   for name, value in pairs(names) do hash.set(h, name, value) end
   hash.set(h, "claimed_ms", now)
   hash.set(h, "until_ms", now + lease_ms)
-  if was_in_doubt then hash.set(h, "reclaimed", "1") end
+  if is_reclaimed then hash.set(h, "reclaimed", "1") end
 end
 
 -- Takes a claim back that its owner never heard of: what it took over is in
 -- doubt again, anything else is free.
 function ledger.release(h, owner)
-  if h.f.owner ~= owner or h.f.state ~= "claimed" then return "stale" end
-  hash.set(h, "state", h.f.reclaimed and "in_doubt" or "freed")
+  if h.f.owner ~= owner or (h.f.state ~= "claimed" and h.f.state ~= "freed") then return "stale" end
+  -- Once more is no change, but sees to the record's expiry, should that have been missed.
+  if h.f.state == "freed" then h.changed.state = "freed" else hash.set(h, "state", h.f.reclaimed and "in_doubt" or "freed") end
   return "released"
 end
 
@@ -95,7 +97,10 @@ function ledger.report(h, owner, outcome, result, now)
   local may = h.f.owner == owner and (h.f.state == "claimed" or h.f.state == "in_doubt")
   if not may then
     -- The same report once more changes nothing.
-    if h.f.owner == owner and h.f.reported == outcome then return "held" end
+    if h.f.owner == owner and h.f.reported == outcome then
+      h.changed.reported = outcome -- but sees to the record's expiry, should that have been missed
+      return "held"
+    end
     if h.f.state then
       hash.set(h, "late_owner", owner)
       hash.set(h, "late_outcome", outcome)
