@@ -35,6 +35,7 @@ def _no_repeats() -> dict[str, Any]:
         "health_check_interval": 0,
         "protocol": 2,  # RESP3 changes the shapes of replies
         "client_name": "guardd",
+        "driver_info": None,  # CLIENT SETINFO is one more right and round trip
     }
 
 

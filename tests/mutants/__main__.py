@@ -51,7 +51,18 @@ def run_one(patch: Path) -> tuple[str, str, str]:
             "GUARDD_WALKS": "120",
             "GUARDD_FAULT_SCALE": "20",
         }
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "--no-header"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:unraisableexception",
+            "--no-header",
+        ]
         try:
             tested = subprocess.run(
                 [*command, *found["tests"].split()], capture_output=True, text=True, cwd=copy, env=environment,
