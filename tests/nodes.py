@@ -327,7 +327,7 @@ def answers(node: Node, *words: str | int) -> Any:
         return None
 
 
-def wait_to_see(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+def wait_to_see(condition: Callable[[], bool], what: str, timeout_s: float = 180.0) -> None:
     """Waits until a look at running nodes shows this; a node that drops us meanwhile has not shown it yet."""
 
     def look() -> bool:

@@ -23,7 +23,7 @@ from guardd_client import AsyncGuard, GuardUnavailable
 
 from tests.daemons import DaemonProcess, daemon
 from tests.fault.long.networks import HOSTS, Network
-from tests.fault.long.oracle import Crowd, Oracle, in_doubt, seed
+from tests.fault.long.oracle import PATIENCE_S, Crowd, Oracle, in_doubt, seed
 from tests.fault.rows import Row, scale
 from tests.nodes import answers
 from tests.topologies import Sentinels
@@ -56,7 +56,7 @@ class Scene:
     async def more(self, count: int) -> None:
         """Returns when so many claims more were begun."""
         until = self.crowd.claims + count
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while self.crowd.claims < until:
                 await asyncio.sleep(0.02)
 
@@ -103,7 +103,7 @@ class Scene:
         if self.durability == "memory":
             await self.confirm()
         until = self.crowd.claims + MORE_CLAIMS
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while self.crowd.claims < until:
                 if self.durability == "replicated" and self.distrusted():
                     return False
@@ -112,7 +112,7 @@ class Scene:
 
     async def noticed(self) -> None:
         """Returns when every daemon knows that the store lost something, and each worker was refused since."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while not all(self._distrusts(each) for each in self.daemons):
                 await asyncio.sleep(0.1)
         await self.refused()
@@ -120,14 +120,14 @@ class Scene:
     async def refused(self) -> None:
         """Returns when workers were refused as often as there are some."""
         until = self.crowd.unavailable + len(HOSTS) * WORKERS_EACH
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while self.crowd.unavailable < until:
                 await asyncio.sleep(0.02)
 
     async def confirm(self) -> None:
         """An operator lets the guard go on after the loss that it noticed, until each daemon grants again."""
         for each in self.daemons:
-            async with AsyncGuard(each.url, deadline_ms=1500) as guard, asyncio.timeout(60):
+            async with AsyncGuard(each.url, deadline_ms=1500) as guard, asyncio.timeout(PATIENCE_S):
                 while not await self._grants(guard):
                     await guard.call("confirm", {}, deadline_ms=30_000)
 
@@ -298,7 +298,7 @@ async def test_a_failover_that_most_hosts_did_not_hear_of_is_noticed(network: Ne
         else:
             raise AssertionError("the promoted host never led the failover")
         granted = crowd.granted
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while crowd.granted < granted + MORE_CLAIMS // 2:
                 await asyncio.sleep(0.02)
         network.heal()
