@@ -99,6 +99,8 @@ class Workers:
                 pass_fds=descriptors, env=environment,
             )  # fmt: skip
             self._processes[number] = process
+            if self._is_stopping:  # said while this one was being made
+                process.terminate()
             code = await process.wait()
             if FILES in environment:
                 mark_process_dead(process.pid, environment[FILES])  # type: ignore[no-untyped-call]
