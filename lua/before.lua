@@ -366,7 +366,7 @@ else
   trace.add(trace_key, settings, now, {
     op = "before", run = run, agent = agent, tool = tool, call = call, fp = full_fp, args = args, key = key,
     retry = retry, version = version and num.text(version), action = action, reason = reason,
-    limit = extras.limit, observed = extras.observed, steps = extras.steps, would = extras.would,
+    step = not is_known_answer and extras.step or nil, limit = extras.limit, observed = extras.observed, steps = extras.steps, would = extras.would,
   })
 end
 -- A deny rule's refusal is not remembered: the same id is judged again (SPEC 2.8).

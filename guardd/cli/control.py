@@ -68,7 +68,7 @@ def add_commands(commands: Any) -> None:
         ("tool", {"metavar": "TOOL"}), ("key", {"metavar": "KEY"}), ("state", {"choices": ("committed", "not_executed")}),
         ("--scope", {"choices": ("run", "global"), "default": None}), ("--operation-id", {"default": None}),
         ("--value", {"default": None, "metavar": "JSON"}), note)  # fmt: skip
-    add("deny", "set or remove an emergency rule for all runs", _deny, ("id", {"metavar": "ID"}),
+    add("deny", "list the emergency rules for all runs; set or remove one", _deny, ("id", {"metavar": "ID", "nargs": "?", "default": None}),
         ("tool", {"metavar": "TOOL", "nargs": "?", "default": None, "help": "name or glob"}),
         ("--run-prefix", {"default": None}), ("--for-s", {"type": int, "default": None, "metavar": "S", "help": "until so many seconds from now"}),
         ("--remove", {"action": "store_true"}))  # fmt: skip
@@ -161,6 +161,9 @@ async def _resolve(guard: AsyncGuard, arguments: argparse.Namespace) -> int:
 
 
 async def _deny(guard: AsyncGuard, arguments: argparse.Namespace) -> int:
+    if arguments.id is None:
+        _print(arguments, await guard.call("deny_rules", {}), show.deny_rules)
+        return 0
     until_ms = None if arguments.for_s is None else time.time_ns() // 1_000_000 + arguments.for_s * 1000
     return await _ask(
         guard, arguments, "deny_rule", id=arguments.id, tool=arguments.tool, run_prefix=arguments.run_prefix, until_ms=until_ms,

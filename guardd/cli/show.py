@@ -110,6 +110,17 @@ def ledger(found: list[dict[str, Any]]) -> str:
     )
 
 
+def deny_rules(found: list[dict[str, Any]]) -> str:
+    """A line a rule."""
+    if not found:
+        return "no tool is forbidden"
+    lines = [f"{'RULE':<20} {'TOOL':<30} {'RUNS':<24} UNTIL"]
+    for rule in found:
+        until = _day(rule["until_ms"]) if rule["until_ms"] else "removed"
+        lines.append(f"{rule['id']:<20} {rule['tool']:<30} {rule['run_prefix'] or 'all':<24} {until}")
+    return "\n".join(lines)
+
+
 def incident(found: dict[str, Any]) -> str:
     """What was done, and what is left to do."""
     lines = [f"stopped ({found['reason']}); all about it is in {found['file']}"]

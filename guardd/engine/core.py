@@ -47,12 +47,12 @@ class Engine:
     def __init__(self, store: Store, config: EngineConfig | None = None) -> None:
         link = Link(store)
         self.context = Context(link, config or EngineConfig())
-        self.deny_rules = DenyRules(link, self.context.keys)
+        self.rules = DenyRules(link, self.context.keys)
         self.tokens = Tokens(link, self.context.keys)
         self.audit_stream = AuditStream(link, self.context.keys)
         self.reader = self.context.reader
         self.sweep = Sweep(self.context)
-        calls = Calls(self.context, self.deny_rules, self.sweep)
+        calls = Calls(self.context, self.rules, self.sweep)
         self.before, self.after, self.renew, self.resolve = (
             calls.before,
             calls.after,
@@ -250,7 +250,7 @@ class Engine:
 
     async def deny_rule(self, request: ops.DenyRule) -> Answer:
         """Set or remove an emergency rule for all runs (SPEC 2.8)."""
-        await self.deny_rules.change(request)
+        await self.rules.change(request)
         return Answer(action="continue")
 
     async def confirm(self, request: ops.Confirm) -> Answer:
@@ -296,6 +296,11 @@ class Engine:
     async def token_new(self, request: ops.TokenNew) -> Reply:
         """Make a token; its text is answered this once."""
         return await self.tokens.make(request)
+
+    async def deny_rules(self, _: ops.DenyRules) -> list[Reply]:
+        """The emergency rules in force, by id."""
+        await self.rules.read()
+        return self.rules.listed()
 
     async def token_list(self, _: ops.TokenList) -> list[Reply]:
         """All tokens, without their secrets."""

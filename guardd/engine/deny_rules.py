@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from fnmatch import fnmatchcase
+from typing import Any
 
 import msgspec
 
@@ -74,6 +75,15 @@ class DenyRules:
     def has(self, name: object) -> bool:
         """True when there is a rule of this id, or when it is not known yet whether there is."""
         return self._read_s == float("-inf") or (isinstance(name, str) and name in self._rules)
+
+    def listed(self) -> list[dict[str, Any]]:
+        """The rules that are not over, as last read: id, tool, run_prefix ("": all runs), until_ms (None: until removed)."""
+        now_ms = self._now_ms()
+        return [
+            {"id": name, "tool": rule.tool, "run_prefix": rule.run_prefix, "until_ms": rule.until_ms}
+            for name, rule in sorted(self._rules.items())
+            if rule.until_ms is None or rule.until_ms > now_ms
+        ]
 
     def match(self, tool: str, run: str, at_ms: int | None) -> str:
         """The id of the first rule (by id) that forbids this tool in this run now; "" for none."""

@@ -192,6 +192,10 @@ class DenyRule(Params, frozen=True, kw_only=True):
     remove: bool = False
 
 
+class DenyRules(Params, frozen=True, kw_only=True):
+    """The emergency rules that are not over, by id."""
+
+
 class Confirm(Params, frozen=True, kw_only=True):
     """An operator has looked: the store may be trusted as it is now, after a flush, a rollback or a failover."""
 
@@ -313,6 +317,7 @@ OPERATIONS: dict[str, Operation] = {
         Operation("forget", Forget, "operator", ("continue",), ("unknown_run",)),
         Operation("confirm", Confirm, "operator", ("continue",)),
         Operation("inspect", Inspect, "reader", (), ("unknown_run",)),
+        Operation("deny_rules", DenyRules, "reader"),
         Operation("runs", Runs, "reader"),
         Operation("trace", Trace, "reader"),
         Operation("ledger", Ledger, "reader"),

@@ -24,7 +24,7 @@ from guardd.server.metrics import Metrics
 _STOPPING = frozenset({"kill", "finish"})
 _LOOKING = frozenset({"audit", "token_list"})
 """The operator's, and nothing is done: only refusals are written."""
-_FOR_ALL_RUNS = frozenset({"deny_rule", "token_new", "token_list", "token_revoke", "audit", "confirm"})
+_FOR_ALL_RUNS = frozenset({"deny_rule", "deny_rules", "token_new", "token_list", "token_revoke", "audit", "confirm"})
 _NARROWED = frozenset({"runs", "ledger"})
 _NOTED = {
     "kill": ("reason", "note"), "finish": ("reason", "note"), "freeze": ("scope", "note"), "resume": ("change", "note"),
@@ -184,7 +184,7 @@ class Gate:
         if name == "freeze":  # a narrower scope lets go what a wider one held
             return 1 if params.get("scope", "all") == "all" else 2
         if name == "deny_rule":  # a rule under the same id takes the older one away
-            return 2 if params.get("remove") or self.engine.deny_rules.has(params.get("id")) else 1
+            return 2 if params.get("remove") or self.engine.rules.has(params.get("id")) else 1
         return 1 if name in _STOPPING else 2
 
     def _loosens(self, params: dict[str, Any]) -> bool:

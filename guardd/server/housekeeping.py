@@ -54,7 +54,7 @@ class Housekeeping:
 
     async def _round(self) -> None:
         engine = self._gate.engine
-        jobs: list[Callable[[], Awaitable[None]]] = [self._opened.prove, engine.deny_rules.read, engine.tokens.read]
+        jobs: list[Callable[[], Awaitable[None]]] = [self._opened.prove, engine.rules.read, engine.tokens.read]
         if self._is_sweeping:
             jobs.append(self._sweep)
         for job in (*jobs, self._audit.flush):

@@ -50,6 +50,7 @@ RESULTS: dict[str, dict[str, Any]] = {
     "runs": _list(_object(_RUN_MEMBERS)),
     "trace": _list(_object({"id": _TEXT})),
     "ledger": _list(_object(_EFFECT)),
+    "deny_rules": _list(_object({"id": _TEXT, "tool": _TEXT, "run_prefix": _TEXT, "until_ms": {"type": ["integer", "null"]}})),
     "token_new": _object({"id": _TEXT, "token": _TEXT}),
     "token_list": _list(_object({"id": _TEXT})),
     "token_revoke": _object({"id": _TEXT, "revoked": {"type": "boolean"}}),
@@ -91,6 +92,7 @@ def document(*, has_clock: bool) -> dict[str, Any]:
         "ledger", "Effects that are claimed or in doubt.",
         {"limit": {"type": "integer", "minimum": 1, "maximum": 1000}, "in_doubt": {"type": "boolean"}, "run_prefix": _TEXT},
     )  # fmt: skip
+    paths["/v1/deny_rules"]["get"] = _view("deny_rules", "The emergency rules that are not over.", {})
     paths["/v1/events"] = {"get": _stream()}
     for path, media, text in (
         ("/healthz", "application/json", "The process answers."),

@@ -20,6 +20,7 @@ from guardd.model.answers import Answer
 from guardd.model.errors import BadArgument, GuardError, NotAllowed, StoreUnavailable
 from guardd.model.ids import check_run
 from guardd.protocol.operations import OPERATIONS
+from guardd.server import page
 from guardd.server.access import Access, NotKnown, Pass
 from guardd.server.events import Events
 from guardd.server.front import NotHttp, check_host, check_origin, error_response, json_response
@@ -59,10 +60,12 @@ class Routes:
                 get("/v1/trace/{run:path}", self._trace),
                 get("/v1/ledger", self._ledger),
                 Route("/v1/events", self._stream, methods=["GET"]),
+                get("/v1/deny_rules", self._deny_rules),
                 get("/openapi.json", self._openapi),
                 get("/healthz", self._healthz),
                 get("/readyz", self._readyz),
                 get("/metrics", self._metrics),
+                *page.routes(_check_open),
             ],
             redirect_slashes=False,
         )
@@ -179,6 +182,12 @@ class Routes:
         entered = await self._enter(request, "ledger")
         params = _typed(_query(request, "limit", "in_doubt", "run_prefix"), whole=("limit",), flags=("in_doubt",))
         return await self._ask(entered, "ledger", params)
+
+    async def _deny_rules(self, request: Request) -> Response:
+        """`GET /v1/deny_rules`: deny_rules."""
+        entered = await self._enter(request, "deny_rules")
+        _query(request)
+        return await self._ask(entered, "deny_rules", {})
 
     async def _stream(self, request: Request) -> Response:
         """`GET /v1/events`: what watchers hear, as server-sent events."""

@@ -8,7 +8,7 @@ local trace = {}
 local ORDER = {
   "op", "run", "agent", "to", "tool", "call", "fp", "args", "key", "retry", "status", "verdict", "version", "moved",
   "rounds", "model_calls", "tokens", "cost_micros", "state", "scope", "change", "policy", "ref", "asked", "note",
-  "action", "reason", "limit", "observed", "steps", "would", "outcome", "claim", "operation_id", "digest", "bytes",
+  "action", "reason", "step", "limit", "observed", "steps", "would", "outcome", "claim", "operation_id", "digest", "bytes",
   "duration_ms",
 }
 

@@ -73,7 +73,7 @@ async def swept(guard: Engine) -> Any:
 
 async def deny_rules(guard: Engine) -> Any:
     """The rules read anew."""
-    await guard.deny_rules.read()
+    await guard.rules.read()
     return "read"
 
 

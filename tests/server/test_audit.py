@@ -28,7 +28,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "handoff": {"run": "r", "op_id": "h", "from": "a", "to": "b"}, "checkpoint": {"run": "r", "version": 1},
     "finish": {"run": "r"}, "kill": {"run": "r"}, "freeze": {"run": "r"}, "resume": {"run": "r", "change": "human_input"},
     "resolve": {"run": "r", "tool": "t", "idempotency_key": "k", "state": "committed"}, "deny_rule": {"id": "i", "tool": "t"},
-    "forget": {"run": "r"}, "inspect": {"run": "r"}, "runs": {}, "trace": {"run": "r"}, "ledger": {},
+    "deny_rules": {}, "forget": {"run": "r"}, "inspect": {"run": "r"}, "runs": {}, "trace": {"run": "r"}, "ledger": {},
     "token_new": {"role": "worker"}, "token_list": {}, "token_revoke": {"id": "x"}, "audit": {}, "confirm": {},
 }  # fmt: skip
 
@@ -183,7 +183,7 @@ async def test_what_permits_something_needs_both_copies(
 ) -> None:
     """The engine is never asked; the refusal says what to mend."""
     await guarded.ask(WORKER, "before", **PARAMS["before"])
-    await guarded.engine.deny_rules.read()
+    await guarded.engine.rules.read()
     asked = break_copy(broken, guarded, monkeypatch)
     with pytest.raises(AuditUnavailable, match="nothing was done.*mend it"):
         await guarded.ask(OPERATOR, method, **params)
@@ -197,7 +197,7 @@ async def test_what_stops_something_needs_only_one(
 ) -> None:
     """A full disk or a store without room must not keep a run alive."""
     await guarded.ask(WORKER, "before", **PARAMS["before"])
-    await guarded.engine.deny_rules.read()
+    await guarded.engine.rules.read()
     asked = break_copy(broken, guarded, monkeypatch)
     assert (await guarded.ask(OPERATOR, method, **params)).action in ("stop", "wait", "continue")
     assert asked == [method]

@@ -115,6 +115,11 @@ async def test_views_show_what_the_operations_do(served: Web) -> None:
         assert (await served.http.get("/v1/trace/b?limit=5")).json() == await guard.call("trace", {"run": "b"})
         assert (await served.http.get("/v1/ledger")).json() == await guard.call("ledger", {})
         assert (await served.http.get("/v1/ledger?in_doubt=true")).json() == []
+        await guard.call("deny_rule", {"id": "inc-1", "tool": "pay*"})
+        await guard.call("deny_rule", {"id": "over", "tool": "*", "until_ms": 1})
+        assert (await served.http.get("/v1/deny_rules")).json() == [
+            {"id": "inc-1", "tool": "pay*", "run_prefix": "", "until_ms": None}
+        ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,90 @@
+// Which view is shown, and when it is looked at again: at every event, and every two seconds while it can be seen.
+
+import { follow, get, Refused, trouble } from "/page/api.js";
+import { askToken } from "/page/dialog.js";
+import { fill, h } from "/page/dom.js";
+import { denyView, doubtView } from "/page/others.js";
+import { runView } from "/page/run.js";
+import { runsView } from "/page/runs.js";
+
+const EVERY_MS = 2000;
+const main = document.getElementById("main");
+let view = null, isBusy = false, isAgain = false, following = new AbortController();
+
+function route() {
+  const [, name, ...rest] = location.hash.slice(1).split("/");
+  const run = rest.map(decodeURIComponent).join("/");
+  if (name === "runs" && run) view = runView(main, run);
+  else if (name === "doubt") view = doubtView(main);
+  else if (name === "deny") view = denyView(main);
+  else view = runsView(main);
+  document.title = run ? `${run} · guardd` : `${main.querySelector("h1")?.textContent ?? "Runs"} · guardd`;
+  for (const link of document.querySelectorAll("nav a")) {
+    const isHere = link.getAttribute("href") === `#/${name || "runs"}`;
+    if (isHere) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  refresh();
+}
+
+async function refresh() {
+  if (isBusy) {
+    isAgain = true;
+    return;
+  }
+  isBusy = true;
+  const shown = view;
+  try {
+    await shown.refresh();
+    await look();
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    banner(error.toString(), error.needsToken && h("button", { type: "button", click: askToken }, "Give a token"));
+  } finally {
+    isBusy = false;
+    if (isAgain || shown !== view) {
+      isAgain = false;
+      refresh();
+    }
+  }
+}
+
+async function look() {
+  const [why, doubts] = await Promise.all([trouble(), get("/v1/ledger?in_doubt=true&limit=100")]);
+  banner(why && `Nothing is granted: ${why}`);
+  const count = document.getElementById("doubt-count");
+  count.hidden = doubts.length === 0;
+  count.textContent = doubts.length === 100 ? "100+" : String(doubts.length);
+}
+
+let said = "";
+function banner(text, ...more) {
+  if ((text || "") === said) return;
+  said = text || "";
+  fill(document.getElementById("banners"), text && h("p", { class: "banner" }, text, " ", more));
+}
+
+function live(isLive) {
+  const mark = document.getElementById("live");
+  mark.textContent = isLive ? "live" : "not connected";
+  mark.classList.toggle("is-live", isLive);
+  if (isLive) refresh();
+}
+
+function start() {
+  following.abort();
+  following = new AbortController();
+  follow(following.signal, refresh, live);
+  refresh();
+}
+
+addEventListener("hashchange", () => {
+  route();
+  main.focus();
+});
+document.addEventListener("guardd-refresh", start);
+document.addEventListener("visibilitychange", () => document.hidden || refresh());
+document.getElementById("token-button").addEventListener("click", askToken);
+setInterval(() => document.hidden || refresh(), EVERY_MS);
+route();
+start();
