@@ -7,7 +7,7 @@ SCENARIOS ?= tests/scenarios
 STORE ?= embedded:
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo replay test bench docs check mutants faults faults-long lock clean
+.PHONY: help setup run demo replay test test-page bench docs check mutants faults faults-long lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ replay: $(STAMP) ## play all failure reports against a real server (STORE=embedd
 
 test: $(STAMP) ## run the tests, on a real server and on fakeredis
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+
+test-page: $(STAMP) ## test the operator's page in a real Chromium (SHOTS=1: take its pictures anew)
+	GUARDD_SCREENSHOTS=$(SHOTS) $(BIN)/python -m pytest -q tests/page
 
 check: $(STAMP) ## lint, types, layers, file sizes
 	$(BIN)/ruff check guardd tests clients bench docs

@@ -8,14 +8,16 @@ export function h(name, attributes = {}, ...children) {
     if (typeof value === "function") element.addEventListener(key, value);
     else element.setAttribute(key, value === true ? "" : String(value));
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== ""));
+  element.append(...shown(children));
   return element;
 }
+
+const shown = (children) => children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false && child !== "");
 
 /** Puts children in the place of what an element holds; keeps the focus where an element of the same id had it. */
 export function fill(element, ...children) {
   const focused = element.contains(document.activeElement) ? document.activeElement.id : "";
-  element.replaceChildren(...children.flat(Infinity).filter(Boolean));
+  element.replaceChildren(...shown(children));
   if (focused) document.getElementById(focused)?.focus();
 }
 

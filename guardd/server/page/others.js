@@ -12,7 +12,7 @@ export function doubtView(main) {
   return {
     async refresh() {
       const found = await get("/v1/ledger?in_doubt=true&limit=500");
-      fill(list, table("Effects in doubt", ["Key", "Tool", "Run", "State", "Since", ""], found.map((each) => [
+      fill(list, table("Effects in doubt", ["Key", "Tool", "Run", "State", "Since", "Action"], found.map((each) => [
         each.key, each.tool, runLink(each.run), stateWord(each.state), ago(each.until_ms), settle(each),
       ]), "Nothing is in doubt."));
     },
@@ -26,7 +26,7 @@ export function denyView(main) {
   return {
     async refresh() {
       const rules = await get("/v1/deny_rules");
-      fill(list, table("Deny rules", ["Rule", "Tool", "Runs", "Until", ""], rules.map((rule) => [
+      fill(list, table("Deny rules", ["Rule", "Tool", "Runs", "Until", "Action"], rules.map((rule) => [
         rule.id, h("code", {}, rule.tool), rule.run_prefix || "all", rule.until_ms ? new Date(rule.until_ms).toLocaleString() : "removed by hand",
         h("button", { type: "button", "aria-label": `Remove ${rule.id}`, click: () => allow(rule) }, "Remove"),
       ]), "No tool is forbidden."));

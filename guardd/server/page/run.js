@@ -92,7 +92,7 @@ function subRuns(state, below, count) {
 }
 
 function effects(state) {
-  return h("section", {}, h("h2", {}, "Effects"), table("Effects", ["Key", "Tool", "State", ""], state.operations.map((each) => [
+  return h("section", {}, h("h2", {}, "Effects"), table("Effects", ["Key", "Tool", "State", "Outside"], state.operations.map((each) => [
     each.key, each.tool, stateWord(each.state),
     each.state === "in_doubt" ? settle({ ...each, run: state.run }) : each.operation_id,
   ]), "None with a key."));

@@ -53,7 +53,7 @@ export function timeline(run) {
       isCut && h("p", { class: "notice" }, "Only the oldest part is shown; guardd trace shows all."),
       refusal && h("p", { class: "legend" }, h("span", { class: "mark" }, "marked"), ` the evidence of ${refusal.entry.reason}: steps ${refusal.entry.steps.replaceAll(",", ", ")}, then the refused call`),
       rows.length === 0 ? h("p", { class: "empty" }, "Nothing yet.")
-        : h("div", { class: "scroll", role: "region", "aria-label": "Timeline", tabindex: "0" }, h("table", { class: "lanes" },
+        : h("div", { class: "scroll", role: "region", "aria-label": "Calls by agent", tabindex: "0" }, h("table", { class: "lanes" },
           h("caption", { class: "unseen" }, `Calls of ${run}, a column for each agent`),
           h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Time"), h("th", { scope: "col" }, "Step"), lanes.map((lane) => h("th", { scope: "col" }, lane)))),
           h("tbody", {}, rows.map((row) => line(row, lanes, began, marked, refusal))))));
