@@ -34,6 +34,8 @@ def add_commands(commands: Any) -> None:
     run = ("run", {"metavar": "RUN", "help": "path of the run"})
     note = ("--note", {"default": None, "help": "why, for the trace"})
     add("runs", "recent runs, newest first", _runs, ("--waiting", {"action": "store_true", "help": "only those that wait"}),
+        ("--status", {"default": None, "choices": ("running", "waiting", "frozen", "ended")}), ("--reason", {"default": None}),
+        ("--label", {"default": None, "metavar": "NAME[=VALUE]"}), ("--run-prefix", {"default": None}),
         ("--limit", {"type": int, "default": 50}))  # fmt: skip
     add("inspect", "counters, what is left, window, in flight, envelope of a run", _inspect, run)
     add("trace", "what happened in a run and its sub-runs", _trace, run, ("--limit", {"type": int, "default": 1000}))
@@ -93,7 +95,7 @@ def _asking(handler: Handler) -> Callable[[argparse.Namespace], Awaitable[int]]:
 
 
 def _print(arguments: argparse.Namespace, value: Any, text: Callable[[Any], str]) -> None:
-    print(json.dumps(value, ensure_ascii=False) if arguments.json else text(value))
+    print(json.dumps(value, ensure_ascii=False) if arguments.json else show.harmless(text(value)))
 
 
 async def _ask(guard: AsyncGuard, arguments: argparse.Namespace, method: str, **params: Any) -> int:
@@ -103,7 +105,10 @@ async def _ask(guard: AsyncGuard, arguments: argparse.Namespace, method: str, **
 
 
 async def _runs(guard: AsyncGuard, arguments: argparse.Namespace) -> int:
-    _print(arguments, await guard.call("runs", {"limit": arguments.limit, "waiting": arguments.waiting}), show.runs)
+    wanted = {name: getattr(arguments, name) for name in ("status", "reason", "label", "run_prefix")}
+    params = {name: value for name, value in wanted.items() if value is not None}
+    found = await guard.call("runs", {"limit": arguments.limit, "waiting": arguments.waiting, **params})
+    _print(arguments, found, show.runs)
     return 0
 
 

@@ -17,7 +17,7 @@ import uvloop
 from guardd_client import GuardRequestError, GuardUnavailable
 
 from guardd import __version__
-from guardd.cli import control, demo, doctor, replay, serve, tokens, wrap
+from guardd.cli import control, demo, doctor, replay, serve, tail, tokens, wrap
 from guardd.model.errors import BadArgument, GuardError, StoreRefused, StoreUnavailable
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE = 0, 1, 2, 3
@@ -31,6 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve.add_commands(commands)
     control.add_commands(commands)
+    tail.add_commands(commands)
     tokens.add_commands(commands)
     wrap.add_commands(commands)
     demo.add_command(commands)

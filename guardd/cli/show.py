@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
+from guardd.cli.timeline import evidence_of, rows_of
+
 
 def at(ms: int | None) -> str:
     """A time, local."""
@@ -79,25 +81,34 @@ def envelope(said: dict[str, Any]) -> str:
 
 
 def trace(entries: list[dict[str, Any]]) -> str:
-    """A line an operation, oldest first."""
-    lines = []
-    for entry in entries:
-        what = " ".join(
-            filter(
-                None,
-                (entry.get("agent"), entry.get("tool"), entry.get("args") or entry.get("status"), entry.get("key")),
-            )
-        )
-        said = " ".join(filter(None, (entry.get("action"), entry.get("reason"))))
-        evidence = " ".join(
-            f"{name}={entry[name]}"
-            for name in ("limit", "observed", "steps", "would", "outcome", "claim")
-            if name in entry
-        )
-        lines.append(
-            f"{at(int(entry['ms']))} {entry['run']:<20} {entry['op']:<9} {what:<56} {said} {evidence}".rstrip()
-        )
+    """A line an operation, oldest first; calls that the last refusal names as evidence are marked with *."""
+    refusal, evidence = evidence_of(rows_of(entries))
+    marked = {row.entry["id"] for row in evidence} | ({refusal.entry["id"]} if refusal else set())
+    lines = [("* " if entry["id"] in marked else "  ") + trace_line(entry) for entry in entries]
     return "\n".join(lines) or "no entries"
+
+
+def trace_line(entry: dict[str, Any]) -> str:
+    """One operation."""
+    given = (entry.get("agent"), entry.get("tool"), entry.get("args") or entry.get("status"), entry.get("key"))
+    what = " ".join(filter(None, given))
+    said = " ".join(filter(None, (entry.get("action"), entry.get("reason"))))
+    shown = ("limit", "observed", "steps", "would", "outcome", "claim")
+    evidence = " ".join(f"{name}={entry[name]}" for name in shown if name in entry)
+    return f"{at(int(entry['ms']))} {entry['run']:<20} {entry['op']:<9} {what:<56} {said} {evidence}".rstrip()
+
+
+def event(said: dict[str, Any]) -> str:
+    """One event that watchers hear."""
+    more = " ".join(f"{name}={said[name]}" for name in ("reason", "by", "scope", "change") if name in said)
+    return (
+        f"{at(int(said.get('published_ms', 0)))} {said.get('run', ''):<32} {said.get('event', ''):<9} {more}".rstrip()
+    )
+
+
+def harmless(text: str) -> str:
+    """What a terminal would take as a command becomes visible: an agent may have written it."""
+    return "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def ledger(found: list[dict[str, Any]]) -> str:

@@ -35,6 +35,9 @@ from guardd.store.base import Store
 
 Reply = dict[str, Any]
 
+RUNS_LOOKED_AT = 1000
+"""How many of the newest runs a search by status, reason or label looks at."""
+
 
 class Engine:
     """The guard over one store.
@@ -281,7 +284,11 @@ class Engine:
 
     async def runs(self, request: ops.Runs) -> list[Reply]:
         """Recent root runs, newest first."""
-        return await self.reader.runs(request.limit, request.waiting, request.run_prefix or "")
+        found = await self.reader.runs(
+            RUNS_LOOKED_AT if request.status or request.reason or request.label else request.limit,
+            request.waiting, request.run_prefix or "",
+        )  # fmt: skip
+        return [run for run in found if _fits(run, request)][: request.limit]
 
     async def trace(self, request: ops.Trace) -> list[Reply]:
         """Trace entries of a run and its sub-runs, oldest first."""
@@ -313,6 +320,17 @@ class Engine:
     async def audit(self, request: ops.Audit) -> list[Reply]:
         """Newest entries of the audit, newest first."""
         return await self.audit_stream.newest(request.limit)
+
+
+def _fits(run: Reply, request: ops.Runs) -> bool:
+    """What an operator sees as frozen is a running run with a freeze."""
+    status = "frozen" if run["freeze"] and run["status"] == "running" else run["status"]
+    name, is_exact, value = (request.label or "").partition("=")
+    return (
+        request.status in (None, status)
+        and request.reason in (None, run["reason"])
+        and (not name or (name in run["labels"] and (not is_exact or run["labels"][name] == value)))
+    )
 
 
 def _labels(labels: Mapping[str, str] | None) -> str:

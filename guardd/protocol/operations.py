@@ -211,11 +211,18 @@ class Forget(RunParams, frozen=True, kw_only=True):
 
 
 class Runs(Params, frozen=True, kw_only=True):
-    """Recent root runs, newest first. waiting: only those that wait for a person or an operator."""
+    """Recent root runs, newest first.
+
+    waiting: only those that wait for a person or an operator. status: running | waiting | frozen | ended. label: `name`
+    or `name=value`. status, reason and label look among the newest thousand.
+    """
 
     limit: Annotated[int, Meta(ge=1, le=1000)] = 50
     waiting: bool = False
     run_prefix: str | None = None
+    status: Literal["running", "waiting", "frozen", "ended"] | None = None
+    reason: str | None = None
+    label: str | None = None
 
 
 class Trace(RunParams, frozen=True, kw_only=True):

@@ -36,7 +36,7 @@ class Events:
     def __init__(self, store: Store, channel: str) -> None:
         self._store = store
         self._channel = channel
-        self._watchers: dict[str, set[Watcher]] = {}
+        self._watchers: dict[str, dict[Watcher, str]] = {}
         self._task: asyncio.Task[None] | None = None
         self.is_listening = asyncio.Event()
         self.on_settled: Callable[[str], None] = lambda _: None
@@ -48,14 +48,14 @@ class Events:
             self._task = asyncio.create_task(self._listen())
             await self.is_listening.wait()
 
-    def watch(self, watcher: Watcher, run: str) -> None:
-        """Tells a watcher of this run, its sub-runs and its ancestors; "": of all runs."""
-        self._watchers.setdefault(run, set()).add(watcher)
+    def watch(self, watcher: Watcher, run: str, prefix: str = "") -> None:
+        """Tells a watcher of this run, its sub-runs and its ancestors; "": of all runs that begin with the prefix."""
+        self._watchers.setdefault(run, {})[watcher] = prefix
 
     def forget(self, watcher: Watcher) -> None:
         """Tells a watcher nothing more."""
         for run, watchers in list(self._watchers.items()):
-            watchers.discard(watcher)
+            watchers.pop(watcher, None)
             if not watchers:
                 del self._watchers[run]
 
@@ -73,7 +73,7 @@ class Events:
         heard: set[Watcher] = set()
         for run, watchers in self._watchers.items():
             if not run or run == ended or run.startswith(f"{ended}/") or ended.startswith(f"{run}/"):
-                heard |= watchers
+                heard |= {watcher for watcher, prefix in watchers.items() if ended.startswith(prefix)}
         for watcher in heard:
             watcher.notify("event", {**event, "published_ms": time.time_ns() // 1_000_000})
 

@@ -123,9 +123,9 @@ class Server:
             raise BadArgument("the first call is hello", field="method", value=method, limit="hello")
         caller = await self.access.caller(entered, method)
         if method == "watch":
-            run = check_run(params.get("run", ""))
-            await self.gate.admit(caller, method, run, least="reader")
-            self.events.watch(connection, run)
+            run = check_run(params["run"]) if "run" in params else ""
+            await self.gate.admit(caller, method, run or caller.run_prefix, least="reader")
+            self.events.watch(connection, run, "" if run else caller.run_prefix)
             return {"watching": run}
         if method == "before":
             # The instance is the one that hello named; only the player may speak for several.

@@ -55,8 +55,6 @@ class Stream(Response):
 
     def notify(self, method: str, params: dict[str, Any]) -> None:
         """See Watcher. Who does not keep up is cut: it connects again and reads the state anew."""
-        if not params.get("run", "").startswith(self._run_prefix):
-            return
         line = f"event: {params.get('event', method)}\ndata: {json.dumps(params)}\n\n"
         try:
             self._waiting.put_nowait(line.encode())
@@ -71,7 +69,7 @@ class Stream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         self._streams.add(self)
-        self._events.watch(self, self._run)
+        self._events.watch(self, self._run, self._run_prefix)
         jobs = [
             asyncio.create_task(job)
             for job in (self._ended.wait(), self._gone(receive), self._may_listen(), self._say(send))

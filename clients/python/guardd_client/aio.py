@@ -32,6 +32,7 @@ class AsyncGuard:
         deadline_ms:    a request without an answer by then raises GuardUnavailable.
         on_unavailable: "deny" (default), or "allow_read_only": tools wrapped with read_only=True run unguarded
                         while the guard is out of reach; logged and counted in `unguarded`.
+        on_event:       hears what is told of runs that are watched: event (ended | frozen | resumed), run, reason ...
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class AsyncGuard:
         token: str | None = None,
         deadline_ms: int = 10_000,
         on_unavailable: str = "deny",
+        on_event: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         if on_unavailable not in ("deny", "allow_read_only"):
             raise ValueError(f"on_unavailable is deny or allow_read_only, not {on_unavailable!r}")
         self.on_unavailable = on_unavailable
         self.unguarded = 0
         self.deadline_ms = deadline_ms
+        self.on_event = on_event
         self._runs: list[AsyncRun] = []
         self._arguments = (url or default_url(), token or default_token(), deadline_ms)
         self._connection = self._connect()
@@ -87,6 +90,8 @@ class AsyncGuard:
         return made
 
     def _on_event(self, event: dict[str, Any]) -> None:
+        if self.on_event is not None:
+            self.on_event(event)
         for run in self._runs:
             if event.get("event") == "ended" and (
                 run.run_id == event["run"] or run.run_id.startswith(event["run"] + "/")

@@ -96,9 +96,9 @@ class Connection:
             ) from None
 
     async def watch(self, run: str) -> None:
-        """Hear of stops and freezes of this run and its sub-runs; kept over reconnects."""
-        self._watched[run] = {"run": run}
-        await self.call("watch", {"run": run})
+        """Hear of stops and freezes of this run and its sub-runs, "": of all runs; kept over reconnects."""
+        params = self._watched[run] = {"run": run} if run else {}
+        await self.call("watch", params)
 
     async def _ask(self, method: str, params: dict[str, Any]) -> Any:
         if self._writer is None:
