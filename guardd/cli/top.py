@@ -158,7 +158,7 @@ class Runs(View):
         """See View."""
         runs = await self.guard.call("runs", {"limit": 200})
         doubts = await self.guard.call("ledger", {"in_doubt": True, "limit": 100})
-        self.query_one("#banner", Static).update(plain(f"{len(doubts)} effects in doubt: press d" if doubts else ""))
+        self.query_one("#banner", Static).update(plain(f"{len(doubts)} in doubt: press d" if doubts else ""))
         wanted = self.query_one("#filter", Input).value.lower()
         rows = {}
         for run in runs:
