@@ -154,7 +154,8 @@ if action == "continue" and is_blank then reason = verdict .. "_result" end
 trace.add(trace_key, settings, now, {
   op = "after", run = run, agent = pack.unescape(known.agent), tool = tool, call = call,
   status = status, verdict = verdict ~= "ok" and verdict or "", version = version and num.text(version),
-  moved = moved and "1" or "", rounds = own.f.no_progress, digest = string.sub(value_map.value_digest or "", 1, 32),
+  model_calls = usage_map.model_calls, tokens = usage_map.tokens, cost_micros = usage_map.cost_micros,
+  retry_ms = retry_ms and num.text(retry_ms), moved = moved and "1" or "", rounds = own.f.no_progress, digest = string.sub(value_map.value_digest or "", 1, 32),
   bytes = value_map.value_bytes, duration_ms = num.text(math.max(0, now - num.of(known.started))),
   outcome = claim and outcome, claim = claim, operation_id = operation_id, action = action, reason = reason,
 })

@@ -364,9 +364,12 @@ if action == "stop" and #c.events == 0 then
   hash.add(own or c.root, "stopped", 1)
 else
   trace.add(trace_key, settings, now, {
-    op = "before", run = run, agent = agent, tool = tool, call = call, fp = full_fp, args = args, key = key,
-    retry = retry, version = version and num.text(version), action = action, reason = reason,
-    step = not is_known_answer and extras.step or nil, limit = extras.limit, observed = extras.observed, steps = extras.steps, would = extras.would,
+    op = "before", run = run, agent = agent, tool = tool, call = call, fp = full_fp, args = args, target = target,
+    key = key, scope = key_ref and effect.scope == "global" and "global" or nil, retry = retry,
+    model_calls = usage_map.model_calls, tokens = usage_map.tokens, cost_micros = usage_map.cost_micros,
+    reserve = usage.text(reserve), version = version and num.text(version), action = action, reason = reason,
+    step = not is_known_answer and extras.step or nil, limit = extras.limit, observed = extras.observed,
+    steps = extras.steps, would = extras.would,
   })
 end
 -- A deny rule's refusal is not remembered: the same id is judged again (SPEC 2.8).

@@ -75,7 +75,7 @@ if action == "stop" and #c.events == 0 then
 else
   trace.add(trace_key, settings, now, {
     op = "charge", run = run, call = op_id, tokens = usage_map.tokens, model_calls = usage_map.model_calls,
-    cost_micros = usage_map.cost_micros, action = action, reason = reason, limit = evidence.limit,
+    cost_micros = usage_map.cost_micros, reserve = usage.text(reserve), action = action, reason = reason, limit = evidence.limit,
     observed = evidence.observed,
   })
 end

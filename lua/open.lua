@@ -74,7 +74,7 @@ end
 
 -- ---- Write -----------------------------------------------------------------
 trace.add(trace_key, settings, now, {
-  op = "open", run = run, policy = own and own.f.policy, version = version and num.text(version),
+  op = "open", run = run, policy = own and own.f.policy, limits = own and own.f.limits, version = version and num.text(version),
   action = action, reason = reason,
 })
 chain.write(c, settings.run_ttl_ms, channel)

@@ -69,7 +69,7 @@ local action, reason = chain.state(c)
 
 -- ---- Write -----------------------------------------------------------------
 trace.add(trace_key, settings, now, {
-  op = "resume", run = run, change = change, note = note, action = action, reason = reason,
+  op = "resume", run = run, change = change, limits = next(changes) ~= nil and own.f.limits or nil, note = note, action = action, reason = reason,
 })
 c.events[#c.events + 1] = "event=resumed run=" .. run .. " change=" .. change
 chain.write(c, settings.run_ttl_ms, channel)

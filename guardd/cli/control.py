@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -38,7 +39,8 @@ def add_commands(commands: Any) -> None:
         ("--label", {"default": None, "metavar": "NAME[=VALUE]"}), ("--run-prefix", {"default": None}),
         ("--limit", {"type": int, "default": 50}))  # fmt: skip
     add("inspect", "counters, what is left, window, in flight, envelope of a run", _inspect, run)
-    add("trace", "what happened in a run and its sub-runs", _trace, run, ("--limit", {"type": int, "default": 1000}))
+    add("trace", "what happened in a run and its sub-runs", _trace, run, ("--limit", {"type": int, "default": 1000}),
+        ("--export", {"type": Path, "default": None, "metavar": "FILE", "help": "write the whole tree to a file that guardd replay plays"}))  # fmt: skip
     add("ledger", "effects that are claimed or in doubt", _ledger, ("--in-doubt", {"action": "store_true"}))
     add(
         "kill",
@@ -118,6 +120,14 @@ async def _inspect(guard: AsyncGuard, arguments: argparse.Namespace) -> int:
 
 
 async def _trace(guard: AsyncGuard, arguments: argparse.Namespace) -> int:
+    if arguments.export is not None:
+        document = await guard.call("export", {"run": arguments.run})
+        _write_private(arguments.export, document)
+        is_whole = (
+            "" if document["is_whole"] else "; its oldest entries were dropped, so it cannot be played from its start"
+        )
+        print(f"wrote {arguments.export}: {len(document['entries'])} entries{is_whole}")
+        return 0
     _print(arguments, await guard.call("trace", {"run": arguments.run, "limit": arguments.limit}), show.trace)
     return 0
 
@@ -176,13 +186,20 @@ async def _deny(guard: AsyncGuard, arguments: argparse.Namespace) -> int:
     )  # fmt: skip
 
 
+def _write_private(path: Path, value: Any) -> None:
+    """A file for its owner only: it holds arguments."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+
+
 async def _incident(guard: AsyncGuard, arguments: argparse.Namespace) -> int:
     """Freeze first, so that nothing new starts while the bundle is written; the kill ends what is left."""
     frozen = await guard.call("freeze", {"run": arguments.run, "note": "incident"})
     bundle: dict[str, Any] = {"run": arguments.run, "frozen": frozen}
     for name, method, params in (
         ("state", "inspect", {"run": arguments.run}),
-        ("trace", "trace", {"run": arguments.run, "limit": 10_000}),
+        ("trace", "export", {"run": arguments.run.split("/")[0]}),
         ("in_doubt", "ledger", {}),
     ):
         bundle[name] = await guard.call(method, params)
@@ -194,8 +211,7 @@ async def _incident(guard: AsyncGuard, arguments: argparse.Namespace) -> int:
         {"run": arguments.run, "reason": arguments.reason} | ({"note": arguments.note} if arguments.note else {}),
     )
     path = Path(arguments.out or f"incident-{arguments.run.replace('/', '_')}.json")
-    path.write_text(json.dumps(bundle, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    path.chmod(0o600)
+    _write_private(path, bundle)
     _print(
         arguments,
         {"file": str(path), "reason": bundle["killed"]["reason"], "in_doubt": bundle["in_doubt"]},

@@ -14,7 +14,9 @@ from guardd_client import AsyncGuard
 
 from guardd.engine.core import Engine
 from guardd.model.errors import BadArgument
+from guardd.model.limits import check_limits
 from guardd.replay.daemon import DaemonGuard, ReplayDaemon
+from guardd.replay.from_trace import read_trace, scenario_of
 from guardd.replay.player import Played, Step, play
 from guardd.replay.scenario import Scenario, read_scenario
 from guardd.store.base import Store
@@ -25,8 +27,8 @@ def add_command(commands: Any) -> None:
     """Adds the command to a parser."""
     parser = commands.add_parser(
         "replay",
-        help="play scenario files: old failures on fake tools",
-        description="Plays scenario files on a virtual clock. The last line counts; exit code 1 when one differs.",
+        help="play scenario files and exported traces: old failures on fake tools",
+        description="Plays scenario files, and traces of guardd trace RUN --export FILE, on a virtual clock. The last line counts; exit code 1 when one differs.",
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="scenario file, or a folder of them")
     parser.add_argument(
@@ -36,14 +38,31 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--through-daemon", action="store_true", help="through a daemon of its own and the wire, not in this process"
     )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="LIMIT=N",
+        help="play under another limit, such as max_same_call=5",
+    )
     parser.add_argument("--show", action="store_true", help="print each run step by step")
     parser.add_argument("--json", action="store_true", help="one JSON object a scenario")
     parser.set_defaults(handler=run)
+    scenario = commands.add_parser("scenario", help="make scenario files").add_subparsers(required=True, metavar="HOW")
+    parser = scenario.add_parser("from-trace", help="of an exported trace: fake tools, and the answers given then")
+    parser.add_argument("file", type=Path, metavar="FILE", help="written by guardd trace RUN --export FILE")
+    parser.add_argument(
+        "-o", "--out", type=Path, default=None, metavar="FILE", help="NAME.scenario.json; else it is printed"
+    )
+    parser.add_argument("--title", default="", help="what went wrong, in a sentence")
+    parser.set_defaults(handler=from_trace)
 
 
 async def run(arguments: argparse.Namespace) -> int:
     """Plays the files; 0 when all hold, else 1."""
-    scenarios = [read_scenario(path) for path in _expand(arguments.files)]
+    changes = dict(map(_limit, arguments.set))
+    check_limits(changes)
+    scenarios = [read_scenario(path, changes) for path in _expand(arguments.files)]
     failing = 0
     is_shown = arguments.show and not arguments.json
     with tempfile.TemporaryDirectory(prefix="guardd-replay-") as folder:
@@ -85,6 +104,30 @@ async def _forget(store: Store, prefix: str) -> None:
         await store.execute(*(("UNLINK", key) for key in keys))
 
 
+def _limit(text: str) -> tuple[str, Any]:
+    """`max_steps=9`, `max_steps=unlimited`, `mode=observe`."""
+    name, _, value = text.partition("=")
+    if value == "unlimited":
+        return name, None
+    return name, int(value) if value.isdigit() else value
+
+
+async def from_trace(arguments: argparse.Namespace) -> int:
+    """Writes the scenario file of a trace."""
+    document = read_trace(arguments.file)
+    if document is None:
+        raise BadArgument(
+            "this is no exported trace", field="FILE", value=str(arguments.file), limit="guardd trace RUN --export FILE"
+        )
+    text = json.dumps(scenario_of(document, arguments.title), indent=2, ensure_ascii=False) + "\n"
+    if arguments.out is None:
+        print(text, end="")
+    else:
+        arguments.out.write_text(text, encoding="utf-8")
+        print(f"wrote {arguments.out}: play it with guardd replay {arguments.out}")
+    return 0
+
+
 def _expand(paths: list[Path]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
@@ -107,8 +150,11 @@ def _report(played: Played, arguments: argparse.Namespace) -> None:
         print(json.dumps(record | ({"steps": steps} if arguments.show else {}), ensure_ascii=False))
     elif played.differences:
         print(f"{scenario.id}  {scenario.title}: differs")
-        for difference in played.differences:
+        shown = played.differences[:1] if scenario.kind == "incident" else played.differences
+        for difference in shown:
             print(f"  {difference}")
+        if len(shown) < len(played.differences):
+            print(f"  and {len(played.differences) - len(shown)} more after it; --show prints each step")
 
 
 def _show(step: Step) -> None:

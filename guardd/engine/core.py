@@ -19,6 +19,7 @@ from guardd.engine.calls import Calls
 from guardd.engine.config import EngineConfig
 from guardd.engine.context import Context
 from guardd.engine.deny_rules import DenyRules
+from guardd.engine.export import export
 from guardd.engine.link import Link
 from guardd.engine.shaping import amounts
 from guardd.engine.sweep import Sweep
@@ -293,6 +294,17 @@ class Engine:
     async def trace(self, request: ops.Trace) -> list[Reply]:
         """Trace entries of a run and its sub-runs, oldest first."""
         return await self.reader.trace(request.run, request.limit, request.after)
+
+    async def export(self, request: ops.Export) -> Reply:
+        """A root run's tree as a document that can be played again.
+
+        Raises: UnknownRun. BadArgument: a sub-run.
+        """
+        if request.run != ids.root(request.run):
+            raise BadArgument(
+                "a tree is exported by its root", field="run", value=request.run, limit=ids.root(request.run)
+            )
+        return await export(self.context, request.run)
 
     async def ledger(self, request: ops.Ledger) -> list[Reply]:
         """Effects that are claimed or in doubt."""

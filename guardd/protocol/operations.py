@@ -232,6 +232,10 @@ class Trace(RunParams, frozen=True, kw_only=True):
     after: str | None = None
 
 
+class Export(RunParams, frozen=True, kw_only=True):
+    """A root run's whole tree as a document that `guardd replay` plays: limits, tool rules, redacted trace."""
+
+
 class Ledger(Params, frozen=True, kw_only=True):
     """Effects that are claimed or in doubt, oldest lease first. in_doubt: only those without a living owner."""
 
@@ -327,6 +331,7 @@ OPERATIONS: dict[str, Operation] = {
         Operation("deny_rules", DenyRules, "reader"),
         Operation("runs", Runs, "reader"),
         Operation("trace", Trace, "reader"),
+        Operation("export", Export, "reader", (), ("unknown_run",)),
         Operation("ledger", Ledger, "reader"),
         Operation("token_new", TokenNew, "operator"),
         Operation("token_list", TokenList, "operator"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from guardd.engine.config import EngineConfig
 from guardd.model.errors import BadArgument
 from guardd.model.limits import AGENT, REFERENCE, Policy, check_limits
 from guardd.model.tools import ToolRules
+from guardd.replay.from_trace import read_trace, scenario_of
 
 POLICIES = {policy.name: policy for policy in (REFERENCE, AGENT)}
 
@@ -51,14 +53,23 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         )
 
 
-def read_scenario(path: Path) -> Scenario:
-    """Reads one file.
+def read_scenario(path: Path, changes: Mapping[str, Any] | None = None) -> Scenario:
+    """Reads one file; an exported trace counts as the scenario that is made of it.
+
+    changes: limits that are set in place of the file's, wherever it sets some.
 
     Raises: BadArgument: it is no scenario; names the file and the member.
     """
     try:
-        scenario = msgspec.convert(json.loads(path.read_text(encoding="utf-8")), Scenario)
-    except (OSError, ValueError, msgspec.ValidationError) as error:
+        document = read_trace(path)
+        made = scenario_of(document) if document else json.loads(path.read_text(encoding="utf-8"))
+        for limits in (
+            made.setdefault("limits", {}),
+            *(op["limits"] for op in made.get("ops", ()) if op.get("limits")),
+        ):
+            limits.update(changes or {})
+        scenario = msgspec.convert(made, Scenario)
+    except (OSError, ValueError, AttributeError, msgspec.ValidationError) as error:
         raise BadArgument(f"{path.name} is no scenario file: {error}", field="FILE", value=str(path)) from error
     if scenario.policy not in POLICIES:
         raise BadArgument(

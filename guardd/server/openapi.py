@@ -49,6 +49,7 @@ RESULTS: dict[str, dict[str, Any]] = {
     ),
     "runs": _list(_object(_RUN_MEMBERS)),
     "trace": _list(_object({"id": _TEXT})),
+    "export": _object({"format": _TEXT, "run": _TEXT, "is_whole": {"type": "boolean"}, "policy": _TEXT, "limits": _MAP, "tools": _MAP, "runs": _MAP, "entries": _list(_MAP)}),
     "ledger": _list(_object(_EFFECT)),
     "deny_rules": _list(_object({"id": _TEXT, "tool": _TEXT, "run_prefix": _TEXT, "until_ms": {"type": ["integer", "null"]}})),
     "token_new": _object({"id": _TEXT, "token": _TEXT}),

@@ -22,6 +22,15 @@ function usage.charge(c, used)
   end
 end
 
+-- As the trace shows it: `tokens=50 model_calls=1`.
+function usage.text(amounts)
+  local parts = {}
+  for _, amount in ipairs(AMOUNTS) do
+    if amounts[amount[1]] then parts[#parts + 1] = amount[1] .. "=" .. amounts[amount[1]] end
+  end
+  return table.concat(parts, " ")
+end
+
 -- sign 1 holds a reservation, -1 lets it go.
 function usage.hold(c, reserve, sign)
   for _, run in ipairs(c.runs) do

@@ -28,7 +28,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "handoff": {"run": "r", "op_id": "h", "from": "a", "to": "b"}, "checkpoint": {"run": "r", "version": 1},
     "finish": {"run": "r"}, "kill": {"run": "r"}, "freeze": {"run": "r"}, "resume": {"run": "r", "change": "human_input"},
     "resolve": {"run": "r", "tool": "t", "idempotency_key": "k", "state": "committed"}, "deny_rule": {"id": "i", "tool": "t"},
-    "deny_rules": {}, "forget": {"run": "r"}, "inspect": {"run": "r"}, "runs": {}, "trace": {"run": "r"}, "ledger": {},
+    "deny_rules": {}, "export": {"run": "r"}, "forget": {"run": "r"}, "inspect": {"run": "r"}, "runs": {}, "trace": {"run": "r"}, "ledger": {},
     "token_new": {"role": "worker"}, "token_list": {}, "token_revoke": {"id": "x"}, "audit": {}, "confirm": {},
 }  # fmt: skip
 

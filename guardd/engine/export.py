@@ -1,0 +1,66 @@
+"""A run's tree as a document that can be played again: its limits, its tools' rules, its trace (SPEC 2.9)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from guardd.engine.context import Context
+from guardd.model.ids import root
+from guardd.model.limits import Policy
+from guardd.model.tools import ToolRule
+
+FORMAT = "guardd-trace/1"
+_READ = 10_000
+_RULES = (
+    "target_args", "read_only", "allow_empty", "no_progress_exempt", "cycle_exempt", "window_scope", "max_same_call",
+    "max_same_target", "max_retries", "max_empty", "on_in_doubt",
+)  # fmt: skip
+"""What of a rule decides by what the trace holds; keys, fingerprints and verdicts are in the trace as they came out."""
+
+
+async def export(context: Context, run: str) -> dict[str, Any]:
+    """The whole tree that a run belongs to.
+
+    is_whole: False when the oldest entries were dropped (`trace_max`): it cannot be played from its start.
+    limits:   of the root as they are now; what each `open` and `resume` set stands in its entry.
+    tools:    the rules of the tools in the trace, as far as they decide by what the trace holds.
+    entries:  as `trace` answers them: redacted, arguments cut. runs: how each run of the tree stands.
+
+    Raises: UnknownRun.
+    """
+    tree = root(run)
+    state = await context.reader.inspect(tree, None)
+    entries: list[dict[str, Any]] = []
+    while read := await context.reader.trace(tree, _READ, entries[-1]["id"] if entries else None):
+        entries += read
+    runs = {}
+    for path in dict.fromkeys((tree, *(entry["run"] for entry in entries))):
+        found = state if path == tree else await context.reader.inspect(path, None)
+        runs[path] = {name: found[name] for name in ("status", "reason", "ended_by")}
+    names = sorted({entry["tool"] for entry in entries if "tool" in entry})
+    policy = context.policy(state["policy"])
+    rules = {name: _rule(context.config.tools.find(name)[1], policy) for name in names}
+    return {
+        "format": FORMAT,
+        "run": tree,
+        "is_whole": bool(entries) and int(entries[0]["ms"]) <= state["started_ms"],
+        "policy": state["policy"],
+        "limits": state["limits"],
+        "tools": {name: rule for name, rule in rules.items() if rule},
+        "runs": runs,
+        "entries": entries,
+    }
+
+
+def _rule(rule: ToolRule, policy: Policy) -> dict[str, Any]:
+    """What differs from no rule; the policy's defaults for reading tools are written out."""
+    kept: dict[str, Any] = {
+        name: getattr(rule, name) for name in _RULES if getattr(rule, name) != getattr(ToolRule(), name)
+    }
+    if rule.read_only:
+        for name, value in policy.read_only_defaults.items():
+            if name in _RULES and kept.get(name) is None:
+                kept[name] = value
+    return dict(msgspec.to_builtins(kept))
