@@ -140,9 +140,11 @@ class Pipe:
 
     async def close(self) -> None:
         """Drops the connection; callers that wait get StoreUnavailable."""
-        if self._sender is not None:
-            self._sender.cancel()
-            await asyncio.gather(self._sender, return_exceptions=True)
+        if (sender := self._sender) is not None:
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
+            if self._sender is sender:  # cancelled before it began, it could not say that it is over
+                self._sender = None
         waiting, self._queue = self._queue, []
         for entry in waiting:
             if not entry.future.done():

@@ -284,3 +284,17 @@ def _is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     except FileNotFoundError:
         return False
+
+
+async def test_a_pipe_that_was_closed_before_it_could_send_goes_on(embedded: Server) -> None:
+    """A failover reconnects while a request has just come in: it is refused, and the next one is answered."""
+    pipe = Pipe(pool_for(embedded.url), timeout_s=5)
+    try:
+        asked = asyncio.create_task(pipe.execute([("PING",)]))
+        await asyncio.sleep(0)  # the request stands in the queue, its sender has not begun
+        await pipe.close()
+        with pytest.raises(StoreUnavailable, match="closed"):
+            await asked
+        assert await asyncio.wait_for(pipe.execute([("PING",)]), 20) == [b"PONG"]
+    finally:
+        await pipe.close()
