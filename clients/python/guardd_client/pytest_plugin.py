@@ -96,10 +96,14 @@ class Player:
     def play(self, path: Path) -> list[str]:
         """What differs; each scenario has keys of its own."""
         from guardd.engine.core import Engine
+        from guardd.model.errors import GuardError
         from guardd.replay.player import play
         from guardd.replay.scenario import read_scenario
 
-        scenario = read_scenario(path)
+        try:
+            scenario = read_scenario(path)
+        except GuardError as error:
+            return [error.message]
         guard = Engine(self._opened.store, scenario.config(f"pytest-{secrets.token_hex(6)}"))
         return self._runner.run(play(scenario, guard)).differences
 
@@ -133,14 +137,18 @@ def guard(request: pytest.FixtureRequest) -> Iterator[Any]:
         def executions(self, run_id: str) -> dict[str, int]:
             """How often each tool was let through in a run and its sub-runs."""
             entries = self.call("trace", {"run": run_id, "limit": 10_000})
-            calls = {(e["run"], e["call"]): e["tool"] for e in entries if e["op"] == "before" and e["action"] == "execute"}
+            calls = {
+                (e["run"], e["call"]): e["tool"] for e in entries if e["op"] == "before" and e["action"] == "execute"
+            }
             return dict(Counter(calls.values()))
 
         def reason(self, run_id: str) -> str:
             """Why a run ended; "" while it goes on."""
             return str(self.call("inspect", {"run": run_id})["reason"])
 
-        def assert_run(self, run_id: str, *, executions: dict[str, int] | None = None, reason: str | None = None) -> None:
+        def assert_run(
+            self, run_id: str, *, executions: dict[str, int] | None = None, reason: str | None = None
+        ) -> None:
             """Fails when other calls were let through, or the run ended for another reason."""
             if executions is not None:
                 assert self.executions(run_id) == executions, f"executions in {run_id}"
@@ -155,7 +163,7 @@ def guard(request: pytest.FixtureRequest) -> Iterator[Any]:
             "--store", request.config.getoption("--guardd-store"),
         ]  # fmt: skip
         with log.open("wb") as to:
-            process = subprocess.Popen(command, stderr=to, cwd=folder)
+            process = subprocess.Popen(command, stderr=to, cwd=folder)  # noqa: S603 (our own command)
         try:
             _wait_until_it_serves(process, folder / "d.sock", log)
             with GuardUnderTest(url) as made:
