@@ -131,6 +131,7 @@ if not ended then
     chain.finish(c, own, status, "refusal", { rule = status, tool = tool, call = call })
   elseif status == "human_required" then
     hash.set(own, "status", "waiting")
+    c.events[#c.events + 1] = "event=waiting run=" .. own.path .. " reason=human_required"
   elseif own.f.reports == "1" and not moved and was_admitted_since and is_exempt ~= "1"
     and not (status == "retryable" and known.retry == "1") then
     hash.add(own, "no_progress", 1)

@@ -284,7 +284,7 @@ if is_asked then
     return redis.error_reply("GUARD_CALL_CONFLICT the key of this call was settled without it, or the id is another's")
   end
   if key_ref then hash.set(ids, "e:" .. key_ref, effect.scope) end
-  ledger.lapse(op, now)
+  ledger.lapse(op, now, effect.scope == "run" and channel or nil)
   if effect.scope == "run" then ledger.await(op, now, tonumber(effect.wait_ms or "")) end
   extras.retry_after_ms = lease_left_ms
   if reason == "same_call_repeat" then

@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from guardd.server.daemon import serve
+from guardd.server.hooks import parse_hooks
 from guardd.server.listeners import check_addresses
 from guardd.server.settings import Settings, add_flags, load_settings
 from guardd.server.workers import Workers
@@ -55,6 +56,7 @@ async def run_check(arguments: argparse.Namespace) -> int:
     found = {
         "policies": sorted(config.policies),
         "tools": sorted(config.tools.by_name),
+        "hooks": sorted(parse_hooks(settings.hooks)),
         "listen": settings.listen,
         "http_listen": settings.http_listen,
         "store": settings.store,

@@ -31,7 +31,12 @@ class Claims:
     async def look(self, effect: Effect, at_ms: int | None, wait_ms: int) -> dict[str, str]:
         """What a global record says now (SPEC 2.6, first of three scripts)."""
         reply = await self.context.link.invoke(
-            stubs.look(op_key=self.context.keys.global_op(effect.digest), now_ms=at_ms, wait_ms=wait_ms or None)
+            stubs.look(
+                op_key=self.context.keys.global_op(effect.digest),
+                now_ms=at_ms,
+                wait_ms=wait_ms or None,
+                channel=self.context.keys.events,
+            )
         )
         return {"state": text(reply[0]), **pairs(reply[2:])}
 

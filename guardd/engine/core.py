@@ -92,7 +92,9 @@ class Engine:
         Raises: StoreUnavailable.
         """
         key = self.context.keys.global_op("probe")
-        await self.context.link.invoke(stubs.look(op_key=key, now_ms=None, wait_ms=None))
+        await self.context.link.invoke(
+            stubs.look(op_key=key, now_ms=None, wait_ms=None, channel=self.context.keys.events)
+        )
 
     # ---- Runs ------------------------------------------------------------------
 

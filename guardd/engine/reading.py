@@ -207,6 +207,15 @@ class Reader:
             "ended_at": int(fields.get("ended_ms", 0)) or None,
         }
 
+    async def effect(self, key: str) -> dict[str, Any]:
+        """One ledger record, by its key in the store; {}: it is gone."""
+        fields = _fields(await self._one("HGETALL", key))
+        return (
+            {**_operation(fields), "run": fields.get("run", ""), "owner": fields.get("owner", "")}
+            if fields.get("state")
+            else {}
+        )
+
     async def effect_keys(self, run: str) -> list[str]:
         """Keys of the ledger records that the run's tree has named, newest last."""
         return self._effect_keys(run, await self._calls(run))

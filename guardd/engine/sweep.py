@@ -70,7 +70,9 @@ class Sweep:
     async def _look(self, key: Key, score: str, at_ms: int | None) -> dict[str, Any]:
         """Looks at a record and keeps, moves or removes its entry in the index."""
         doubt = self._context.keys.doubt
-        reply = await self._context.link.invoke(stubs.look(op_key=key, now_ms=at_ms, wait_ms=None))
+        reply = await self._context.link.invoke(
+            stubs.look(op_key=key, now_ms=at_ms, wait_ms=None, channel=self._context.keys.events)
+        )
         record: dict[str, Any] = {"state": text(reply[0]), **pairs(reply[2:])}
         if record["state"] in ("", "committed", "freed"):
             await self._context.link.invoke(stubs.unlist(doubt_key=doubt, member=key, score=score))

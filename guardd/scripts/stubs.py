@@ -269,6 +269,7 @@ def look(
     op_key: Key,
     now_ms: int | None,
     wait_ms: int | None,
+    channel: str,
 ) -> None:
     """What a ledger record says now; a lease that is over puts it in doubt (SPEC 2.6)."""
 

@@ -19,6 +19,7 @@ from guardd.server.access import check_somebody_can_make_tokens, roles_sentence
 from guardd.server.audit import Audit, AuditFile
 from guardd.server.events import Events
 from guardd.server.gate import Gate
+from guardd.server.hooks import Hook, Hooks, parse_hooks
 from guardd.server.housekeeping import Housekeeping
 from guardd.server.http import CONNECTIONS_MAX, HttpServer
 from guardd.server.listeners import check_addresses, open_listeners, raise_descriptor_limit
@@ -48,6 +49,7 @@ class Daemon:
         self._gate: Gate | None = None
         self._audit: Audit | None = None
         self._housekeeping: Housekeeping | None = None
+        self._hooks: Hooks | None = None
 
     async def start(self) -> None:
         """Opens the store and listens; afterwards `addresses` are served.
@@ -56,7 +58,7 @@ class Daemon:
         """
         check_addresses(self.settings)
         state_dir = prepare_directory(Path(self.settings.state_dir))
-        config = self.settings.engine_config(redact_key(state_dir))
+        config, hooks = self.settings.engine_config(redact_key(state_dir)), parse_hooks(self.settings.hooks)
         self._opened = opened = await open_store(
             self.settings.store,
             state_dir=state_dir / "store",
@@ -83,6 +85,7 @@ class Daemon:
             self.addresses = await self._server.start([each for each in listeners if each.speaks == "rpc"])
             if self._gate.metrics is not None:
                 self._count(self._gate.metrics, opened)
+            self._call(hooks, self._gate)
         except BaseException:
             await self.stop()
             raise
@@ -90,6 +93,21 @@ class Daemon:
         self._housekeeping.start()
         self._say_start(opened)
         notify_systemd("READY=1")
+
+    def _call(self, hooks: dict[str, Hook], gate: Gate) -> None:
+        """From now on hooks are told; what metrics hear they hear as well."""
+        if not hooks:
+            return
+        assert self._events is not None
+        self._hooks = made = Hooks(hooks, lambda: gate.engine, gate.metrics.hook if gate.metrics else lambda _: None)
+        heard = self._events.on_event
+
+        def hear(event: dict[str, str]) -> None:
+            heard(event)
+            made.hear(event)
+
+        self._events.on_event = hear
+        made.start()
 
     def _count(self, metrics: Metrics, opened: OpenedStore) -> None:
         """From now on everybody tells the metrics what happens."""
@@ -152,6 +170,8 @@ class Daemon:
         await asyncio.gather(*(server.drain() for server in (self._server, self._http) if server is not None))
         if self._events is not None:
             await self._events.stop()
+        if self._hooks is not None:
+            await self._hooks.stop()
         if self._audit is not None:
             await self._audit.close()
         if self._opened is not None:

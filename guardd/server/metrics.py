@@ -63,6 +63,7 @@ METRICS: dict[str, Metric] = {
         Metric("guardd_kill_heard_seconds", "histogram", "From the request of a kill to its event here, which watchers are told then."),
         Metric("guardd_runs_ended_total", "counter", "Ends of runs that were heard of; every daemon of a store hears all.", ("reason", "ended_by")),
         Metric("guardd_claims_lapsed_total", "counter", "Claims that the sweep found past their lease: in doubt since then."),
+        Metric("guardd_hooks_total", "counter", "Deliveries of stop hooks: `delivered`, `failed` (given up), `dropped` (too many waited).", ("outcome",)),
         Metric("guardd_requests_in_flight", "gauge", "Requests being answered.", ("wire",)),
         Metric("guardd_connections", "gauge", "Open connections.", ("wire",)),
         Metric("guardd_event_streams", "gauge", "Listeners of /v1/events."),
@@ -145,6 +146,10 @@ class Metrics:
             self._made["guardd_kill_heard_seconds"].observe(now_s - began_s)
         if self._is_first:
             self._child("guardd_runs_ended_total", _known(event.get("reason", "")), event.get("by", "")).inc()
+
+    def hook(self, outcome: str) -> None:
+        """A delivery of a stop hook."""
+        self._child("guardd_hooks_total", outcome).inc()
 
     def batch(self, commands: int, seconds: float) -> None:
         """One batch went to the store."""

@@ -67,6 +67,7 @@ class Settings:
     virtual_clock: bool = setting(False, "take at_ms of a request as the time; for tests and the player")
     policies: Mapping[str, Any] = declared(default_factory=dict, metadata={"help": ""})
     tools: Mapping[str, Any] = declared(default_factory=dict, metadata={"help": ""})
+    hooks: Mapping[str, Any] = declared(default_factory=dict, metadata={"help": ""})
 
     def engine_config(self, redact_key: bytes) -> EngineConfig:
         """The part that the engine needs.

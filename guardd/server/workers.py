@@ -22,6 +22,7 @@ from guardd.engine.tokens import Tokens
 from guardd.keys import Keys
 from guardd.server.access import check_somebody_can_make_tokens, roles_sentence
 from guardd.server.daemon import notify_systemd, redact_key
+from guardd.server.hooks import parse_hooks
 from guardd.server.listeners import Listener, bind_listeners, check_addresses, tls_context
 from guardd.server.metrics import FILES, WORKER_NUMBER
 from guardd.server.settings import Settings
@@ -56,6 +57,7 @@ class Workers:
         loop.add_signal_handler(signal.SIGHUP, self._tell, signal.SIGHUP)
         check_addresses(self._settings)
         tls_context(self._settings)
+        parse_hooks(self._settings.hooks)
         state_dir = prepare_directory(Path(self._settings.state_dir))
         redact_key(state_dir)
         shutil.rmtree(state_dir / "metrics", ignore_errors=True)

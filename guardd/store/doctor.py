@@ -78,7 +78,7 @@ async def _looked(name: str, look: Coroutine[Any, Any, tuple[Level, str]]) -> Fi
 
 async def _round_trip(store: Store, probe: ScriptLike, prefix: str) -> tuple[Level, str]:
     began = time.perf_counter()
-    await store.script(probe, [f"{prefix}:doctor"], ["", ""])
+    await store.script(probe, [f"{prefix}:doctor"], ["", "", ""])
     return "ok", f"a script was answered in {(time.perf_counter() - began) * 1000:.1f} ms"
 
 

@@ -23,10 +23,16 @@ function ledger.look(f, fp, now)
   return f.state, 0
 end
 
--- A lease that is over puts its record in doubt at the first look.
-function ledger.lapse(h, now)
+-- Tells the watchers of a new doubt, once.
+local function tell(h, channel)
+  redis.call("PUBLISH", channel, "event=in_doubt run=" .. h.f.run .. " key=" .. h.key)
+end
+
+-- A lease that is over puts its record in doubt at the first look. channel: nil when this record is only a copy.
+function ledger.lapse(h, now, channel)
   if h.f.state == "claimed" and num.of(h.f.until_ms) <= now then
     hash.set(h, "state", "in_doubt")
+    if channel then tell(h, channel) end
   end
 end
 
@@ -60,8 +66,9 @@ function ledger.await(h, now, wait_ms)
   end
 end
 
--- Wakes those who wait for a claim that is settled now; without any nothing is published.
+-- Wakes those who wait for a claim that is settled now; without any nothing is published. A new doubt is told.
 function ledger.wake(h, now, channel)
+  if h.changed.state == "in_doubt" then tell(h, channel) end
   if h.f.state ~= "claimed" and num.of(h.f.awaited_ms) > now then
     redis.call("PUBLISH", channel, "event=settled key=" .. h.key)
     hash.drop(h, "awaited_ms")
