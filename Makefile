@@ -20,8 +20,8 @@ $(STAMP): pyproject.toml clients/python/pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group dev -e clients/python -e .
 	touch $(STAMP)
 
-run: $(STAMP) ## serve a guard here, with a store of its own
-	$(BIN)/guardd serve --log-format text
+run: $(STAMP) ## serve a guard here, with a store of its own and its page on http://127.0.0.1:7077/
+	$(BIN)/guardd serve --log-format text --http-listen tcp://127.0.0.1:7077
 
 demo: $(STAMP) ## see a loop, a double refund and a run of processes being stopped
 	$(BIN)/guardd demo

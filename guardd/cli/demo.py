@@ -37,6 +37,11 @@ class DemoFailed(GuardError):
 def add_command(commands: Any) -> None:
     """Adds the command to a parser."""
     parser = commands.add_parser("demo", help="see a loop, a double refund and a run of processes being stopped")
+    parser.add_argument(
+        "--page",
+        action="store_true",
+        help="with the operator's page to look at, and at the end a run that only you can stop",
+    )
     parser.set_defaults(handler=run)
 
 
@@ -76,12 +81,12 @@ class Demo:
         self.payments = folder / "payments.txt"
         self.processes: list[asyncio.subprocess.Process] = []
 
-    async def start_daemon(self) -> None:
+    async def start_daemon(self, *options: str) -> None:
         """`guardd serve`, on an embedded store."""
         with (self.folder / "daemon.log").open("wb") as log:
             daemon = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "guardd.cli.main", "serve", "--listen", self.url,
-                "--state-dir", str(self.folder / "state"), stderr=log,
+                "--state-dir", str(self.folder / "state"), *options, stderr=log,
             )  # fmt: skip
         self.processes.append(daemon)
         async with AsyncGuard(self.url, deadline_ms=30_000) as guard:
@@ -109,21 +114,54 @@ class Demo:
         await asyncio.gather(*(process.wait() for process in self.processes))
 
 
-async def run(_: argparse.Namespace) -> int:
+async def run(arguments: argparse.Namespace) -> int:
     """Plays all scenes; 0 when the guard did what they show."""
     with tempfile.TemporaryDirectory(prefix="guardd-demo-") as folder:
         demo = Demo(Path(folder))
         try:
-            await demo.start_daemon()
+            await demo.start_daemon(*(("--http-listen", "tcp://127.0.0.1:0") if arguments.page else ()))
             async with AsyncGuard(demo.url) as guard:
+                if arguments.page:
+                    await _invite(demo, guard)
                 await _circle(demo)
                 await _poll(demo)
                 await _refund(demo, guard)
                 await _stop_button(demo, guard)
+                if arguments.page:
+                    await _endless(guard)
         finally:
             await demo.stop()
     print("\nall four as they should be")
     return 0
+
+
+async def _invite(demo: Demo, guard: AsyncGuard) -> None:
+    """Where to look, and with which token; it begins when the person is there."""
+    started = json.loads((demo.folder / "daemon.log").read_text(encoding="utf-8").splitlines()[0])
+    token = await guard.call("token_new", {"role": "operator", "name": "demo"})
+    print(
+        f"page      {started['http'][0]}/\ntoken     {token['token']}\nOpen the page, then press Enter here.",
+        flush=True,
+    )
+    await asyncio.to_thread(sys.stdin.readline)
+
+
+async def _endless(guard: AsyncGuard) -> None:
+    """Honest work without an end: each poll moves on, so no rule stops it."""
+    print("\n5. A run without an end: stop `endless` on the page (button Token, then Kill)", flush=True)
+    run, version = (
+        guard.run("endless", agent="poller", policy="agent", limits={"max_steps": None, "max_wall_ms": None}),
+        0,
+    )
+    while True:
+        version += 1
+        answer = await run.before("job_status", {"job": 17}, progress_version=version)
+        if answer.action == "stop":
+            break
+        if answer.action == "execute":
+            await run.after(answer["call"], "progress", progress_version=version)
+        await asyncio.sleep(0.1)
+    print(f"   poller     stopped: {answer.reason}, {version} polls done", flush=True)
 
 
 def _expect(answer: dict[str, Any], action: str, reason: str = "") -> None:
