@@ -140,7 +140,8 @@ class Scene:
 
     @staticmethod
     def _distrusts(each: DaemonProcess) -> bool:
-        return any(event["event"] == "store.distrusted" for event in each.log())
+        """A loss, that is; that replicas are short is told by the same event, and passes."""
+        return any(event["event"] == "store.distrusted" and "--confirm" in event["why"] for event in each.log())
 
     def distrusted(self) -> int:
         """How many daemons noticed that the store had lost something."""
