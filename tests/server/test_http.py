@@ -71,7 +71,7 @@ async def test_every_operation_answers_as_on_the_socket(served: Web) -> None:
                 params = dict(PARAMS[method])
                 if "run" in params:
                     params["run"] = run
-                    if method in ("after", "renew", "inspect", "trace", "forget", "resume"):
+                    if method in ("after", "renew", "inspect", "trace", "export", "forget", "resume"):
                         await guard.call("before", {"run": run, "call": "c", "tool": "t", "args": {"q": 1}})
                 if method in ("runs", "ledger", "audit"):
                     params["limit"] = 1

@@ -207,7 +207,7 @@ async def test_every_scenario_holds_on_a_cluster(cluster: Cluster, capsys: pytes
     import argparse
 
     arguments = argparse.Namespace(
-        files=[SCENARIOS, SCENARIOS / "extra"], store=cluster.url, show=False, json=False, through_daemon=False
+        files=[SCENARIOS, SCENARIOS / "extra"], store=cluster.url, set=[], show=False, json=False, through_daemon=False
     )
     assert await replay(arguments) == 0, capsys.readouterr().out
 
