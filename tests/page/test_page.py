@@ -225,6 +225,10 @@ async def test_a_token_is_demanded_where_nobody_is_let_in_without(embedded: Any,
         await page.goto(served.base)
         await expect(page.locator("#banners")).to_contain_text("not_allowed")
         await expect(page.locator("#live")).to_have_text("not connected")
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        await asyncio.sleep(5)
+        assert asked == [], "who is not let in asks again and again"
         await give_token(page, token)
         await expect(page.get_by_text("No run yet")).to_be_visible()
         await expect(page.locator("#live")).to_have_text("live")

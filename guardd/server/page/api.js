@@ -72,13 +72,17 @@ export async function trouble() {
 }
 
 /**
- * Follows /v1/events until the signal aborts; connects again after a break. EventSource cannot send a token.
+ * Follows /v1/events until the signal aborts or nobody may listen; connects again after a break. EventSource cannot send a token.
  * heard(event): one event. changed(isLive): whether it is connected.
  */
 export async function follow(signal, heard, changed) {
   while (!signal.aborted) {
     try {
       const response = await fetch("/v1/events", { headers: headers(), signal });
+      if (response.status === 401 || response.status === 403) {
+        changed(false);
+        return; // again with a token, not before
+      }
       if (!response.ok) throw new Error(String(response.status));
       changed(true);
       await read(response.body, heard);

@@ -9,7 +9,7 @@ import { runsView } from "/page/runs.js";
 
 const EVERY_MS = 2000;
 const main = document.getElementById("main");
-let view = null, isBusy = false, isAgain = false, following = new AbortController();
+let view = null, isBusy = false, isAgain = false, isShut = false, following = new AbortController();
 
 function route() {
   const [, name, ...rest] = location.hash.slice(1).split("/");
@@ -39,6 +39,7 @@ async function refresh() {
     await look();
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
+    isShut = error.needsToken; // asking on would only be refused again
     banner(error.toString(), error.needsToken && h("button", { type: "button", click: askToken }, "Give a token"));
   } finally {
     isBusy = false;
@@ -72,6 +73,7 @@ function live(isLive) {
 }
 
 function start() {
+  isShut = false;
   following.abort();
   following = new AbortController();
   follow(following.signal, refresh, live);
@@ -85,6 +87,6 @@ addEventListener("hashchange", () => {
 document.addEventListener("guardd-refresh", start);
 document.addEventListener("visibilitychange", () => document.hidden || refresh());
 document.getElementById("token-button").addEventListener("click", askToken);
-setInterval(() => document.hidden || refresh(), EVERY_MS);
+setInterval(() => document.hidden || isShut || refresh(), EVERY_MS);
 route();
 start();
