@@ -9,12 +9,13 @@ import signal
 import socket
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
 from guardd import __version__
 from guardd.engine.core import Engine
-from guardd.model.errors import GuardError
+from guardd.model.errors import BadArgument, GuardError
 from guardd.server.access import check_somebody_can_make_tokens, roles_sentence
 from guardd.server.audit import Audit, AuditFile
 from guardd.server.events import Events
@@ -28,6 +29,9 @@ from guardd.server.rpc import Server
 from guardd.server.settings import Settings
 from guardd.store.connect import OpenedStore, open_store
 from guardd.store.embedded import prepare_directory
+
+if TYPE_CHECKING:
+    from guardd.server.tracing import Tracing  # an extra
 
 log = structlog.get_logger()
 
@@ -50,6 +54,7 @@ class Daemon:
         self._audit: Audit | None = None
         self._housekeeping: Housekeeping | None = None
         self._hooks: Hooks | None = None
+        self._tracing: Tracing | None = None
 
     async def start(self) -> None:
         """Opens the store and listens; afterwards `addresses` are served.
@@ -86,6 +91,9 @@ class Daemon:
             if self._gate.metrics is not None:
                 self._count(self._gate.metrics, opened)
             self._call(hooks, self._gate)
+            if self.settings.otel:
+                self._tracing = make_tracing()
+                self._gate.trace(self._tracing)
         except BaseException:
             await self.stop()
             raise
@@ -176,6 +184,8 @@ class Daemon:
             await self._audit.close()
         if self._opened is not None:
             await self._opened.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.stop)
         log.info("daemon.stopped")
 
 
@@ -197,6 +207,18 @@ async def serve(settings: Settings, reload: object = None) -> None:
     await daemon.start()
     await stopping.wait()
     await daemon.stop()
+
+
+def make_tracing() -> Tracing:
+    """Spans by OTLP.
+
+    Raises: BadArgument: the extra is not installed.
+    """
+    try:
+        from guardd.server.tracing import Tracing
+    except ImportError as error:
+        raise BadArgument("otel needs the extra: pip install 'guardd[otel]'", field="otel", value=True) from error
+    return Tracing()
 
 
 def redact_key(state_dir: Path) -> bytes:

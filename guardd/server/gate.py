@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from guardd.engine.core import Engine
 from guardd.engine.tokens import hide_tokens
@@ -20,6 +20,9 @@ from guardd.protocol.operations import OPERATIONS, ROLES, Operation, Role, RunPa
 from guardd.redaction import redact_text
 from guardd.server.audit import Audit, Entry, Outcome, entry_text
 from guardd.server.metrics import Metrics
+
+if TYPE_CHECKING:
+    from guardd.server.tracing import Tracing  # an extra
 
 _STOPPING = frozenset({"kill", "finish"})
 _LOOKING = frozenset({"audit", "token_list"})
@@ -62,17 +65,32 @@ class Gate:
         self.audit = audit
         self.engine = engine
         self._reading = asyncio.Semaphore(_READING_MAX)
+        self._tracing: Tracing | None = None
 
     def take(self, engine: Engine) -> None:
         """Asks another engine from now on: rules were reloaded."""
         self.engine, self.audit.stream = engine, engine.audit_stream
+        self.trace(self._tracing)
 
-    async def call(self, caller: Caller, method: str, params: dict[str, Any]) -> Any:
-        """The answer of one operation.
+    def trace(self, tracing: Tracing | None) -> None:
+        """Makes spans from now on."""
+        self._tracing = tracing
+        self.engine.context.link.around = tracing.script if tracing else None
+
+    async def call(self, caller: Caller, method: str, params: dict[str, Any], *, parent: str = "") -> Any:
+        """The answer of one operation. parent: the caller's span, as a W3C `traceparent`; "": it has none.
 
         Raises: NotAllowed: the role or the prefix does not reach this far. AuditUnavailable: what permits
         something cannot be written down. Whatever the engine raises.
         """
+        if self._tracing is None:
+            return await self._counted(caller, method, params)
+        with self._tracing.operation(method, params, parent) as span:
+            answer = await self._counted(caller, method, params)
+            self._tracing.answered(span, method, answer)
+            return answer
+
+    async def _counted(self, caller: Caller, method: str, params: dict[str, Any]) -> Any:
         metrics, began_s = self.metrics, time.perf_counter()
         if metrics is None:
             return await self._call(caller, method, params)

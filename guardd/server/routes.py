@@ -93,11 +93,11 @@ class Routes:
         params = parse_body(await self._body(request))
         if method == "before" and not (self._settings.virtual_clock and "client" in params):
             params["client"] = _client_of(request)
-        return await self._ask(entered, method, params)
+        return await self._ask(entered, method, params, request.headers.get("traceparent", ""))
 
-    async def _ask(self, entered: Pass, method: str, params: dict[str, Any]) -> Response:
+    async def _ask(self, entered: Pass, method: str, params: dict[str, Any], parent: str = "") -> Response:
         caller = await self._access.caller(entered, method)
-        result = await self._gate.call(caller, method, params)
+        result = await self._gate.call(caller, method, params, parent=parent)
         return json_response(result.as_dict() if isinstance(result, Answer) else result)
 
     async def _enter(self, request: Request, method: str) -> Pass:

@@ -131,7 +131,8 @@ class Server:
             # The instance is the one that hello named; only the player may speak for several.
             if not self.settings.virtual_clock or "client" not in params:
                 params["client"] = connection.client
-        result = await self.gate.call(caller, method, params)
+        parent = params.pop("traceparent", "")
+        result = await self.gate.call(caller, method, params, parent=parent if isinstance(parent, str) else "")
         return result.as_dict() if isinstance(result, Answer) else result
 
 

@@ -65,6 +65,7 @@ class Settings:
     trace_max: int = setting(1000, "entries of a tree's trace, about; 0: no trace", unit="COUNT")
     trace_originals: bool = setting(False, "keep arguments unredacted in the trace")
     virtual_clock: bool = setting(False, "take at_ms of a request as the time; for tests and the player")
+    otel: bool = setting(False, "send OpenTelemetry spans, as the OTEL_* variables say; needs guardd[otel]")
     policies: Mapping[str, Any] = declared(default_factory=dict, metadata={"help": ""})
     tools: Mapping[str, Any] = declared(default_factory=dict, metadata={"help": ""})
     hooks: Mapping[str, Any] = declared(default_factory=dict, metadata={"help": ""})

@@ -13,7 +13,7 @@ from typing import Any
 
 from guardd_client.access import default_token
 from guardd_client.answers import Answer
-from guardd_client.connection import Connection, default_url
+from guardd_client.connection import Connection, default_url, traceparent
 from guardd_client.errors import GuardUnavailable, RunStopped
 from guardd_client.renewals import Renewals
 from guardd_client.tools import Granted, Outcome, ToolOptions, bind_arguments, key_of
@@ -71,6 +71,8 @@ class AsyncGuard:
 
         Raises: GuardUnavailable, GuardRequestError.
         """
+        if parent := traceparent():
+            params = {**params, "traceparent": parent}
         result = await self.connection.call(method, params, deadline_ms=deadline_ms)
         return Answer(result) if isinstance(result, dict) and "action" in result else result
 

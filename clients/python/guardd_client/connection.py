@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -39,6 +40,15 @@ if hasattr(os, "register_at_fork"):
 def default_url() -> str:
     """GUARDD_URL, else the socket of a daemon that was started in this folder."""
     return os.environ.get("GUARDD_URL") or DEFAULT_URL
+
+
+def traceparent() -> str:
+    """The current OpenTelemetry span of this program as a W3C `traceparent`; "": it makes none."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return ""
+    span = trace.get_current_span().get_span_context()
+    return f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}" if span.is_valid else ""
 
 
 class Connection:
