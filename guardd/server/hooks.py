@@ -34,6 +34,7 @@ log = structlog.get_logger()
 
 QUEUE_MAX = 1000
 DELIVERIES_AT_ONCE = 8
+"""Of each hook: a receiver that hangs holds up its own deliveries only."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 VERSION = 1
 KINDS = {"ended": "stop", "in_doubt": "in_doubt", "waiting": "human_required"}
@@ -75,13 +76,25 @@ def parse_hooks(given: Mapping[str, Any]) -> dict[str, Hook]:
             raise BadArgument(f"the hook is malformed: {error}", field=where, value=table) from error
         if bool(hook.url) == bool(hook.command):
             raise BadArgument("a hook has a url or a command", field=where, value=table, limit="one of them")
-        if hook.url and not hook.url.startswith(("http://", "https://")):
+        if hook.url and not _is_web_address(hook.url):
             raise BadArgument(
-                "a hook's url is a web address", field=f"{where}.url", value=hook.url, limit="http:// or https://"
+                "a hook's url is a web address",
+                field=f"{where}.url",
+                value=hook.url,
+                limit="http:// or https://, a host",
             )
         _secret(hook, where)
         hooks[name] = hook
     return hooks
+
+
+def _is_web_address(url: str) -> bool:
+    """What the client would not even try is told at start."""
+    try:
+        read = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    return read.scheme in ("http", "https") and bool(read.host) and read.port != 0 and (read.port or 1) < 65536
 
 
 def _secret(hook: Hook, where: str) -> bytes:
@@ -125,28 +138,37 @@ class Hooks:
         self._engine = engine
         self._count = count
         self._queue: asyncio.Queue[dict[str, str]] = asyncio.Queue(QUEUE_MAX)
+        self._lanes: dict[str, asyncio.Queue[bytes]] = {name: asyncio.Queue(QUEUE_MAX) for name in hooks}
         self._tasks: list[asyncio.Task[None]] = []
         self._http = httpx.AsyncClient(follow_redirects=False, trust_env=False)
 
     def start(self) -> None:
         """Delivers from now on."""
-        self._tasks = [asyncio.create_task(self._work()) for _ in range(DELIVERIES_AT_ONCE)]
+        self._tasks = [
+            asyncio.create_task(self._work(name, hook))
+            for name, hook in self._hooks.items()
+            for _ in range(DELIVERIES_AT_ONCE)
+        ]
+        self._tasks.append(asyncio.create_task(self._sort()))
 
     async def stop(self) -> None:
         """Delivers no more; what is queued is lost, and said."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._queue.qsize():
-            log.warning("hook.dropped", why="the daemon stops", events=self._queue.qsize())
+        if waiting := self._queue.qsize() + sum(lane.qsize() for lane in self._lanes.values()):
+            log.warning("hook.dropped", why="the daemon stops", events=waiting)
         await self._http.aclose()
 
     def hear(self, event: Mapping[str, str]) -> None:
         """An event of the store; queued when a hook wants it."""
         if not self._wanting(event):
             return
+        self._put(self._queue, dict(event))
+
+    def _put(self, queue: asyncio.Queue[Any], waiting: object) -> None:
         try:
-            self._queue.put_nowait(dict(event))
+            queue.put_nowait(waiting)
         except asyncio.QueueFull:
             self._count("dropped")
             log.warning("hook.dropped", why=f"more than {QUEUE_MAX} wait", events=1)
@@ -156,18 +178,22 @@ class Hooks:
         run = event.get("run", "")
         return {name: hook for name, hook in self._hooks.items() if kind in hook.on and run.startswith(hook.run_prefix)}
 
-    async def _work(self) -> None:
+    async def _sort(self) -> None:
+        """Each event that is ours goes to the hooks that want it; only the store is waited for."""
         while True:
             event = await self._queue.get()
             try:
                 if await self._is_ours(event):
                     payload = await self._payload(event)
-                    await asyncio.gather(
-                        *(self._deliver(name, hook, payload) for name, hook in self._wanting(event).items())
-                    )
+                    for name in self._wanting(event):
+                        self._put(self._lanes[name], payload)
             except GuardError as error:
                 self._count("failed")
                 log.warning("hook.failed", run=event.get("run"), why=error.message)
+
+    async def _work(self, name: str, hook: Hook) -> None:
+        while True:
+            await self._deliver(name, hook, await self._lanes[name].get())
 
     async def _is_ours(self, event: Mapping[str, str]) -> bool:
         """Of all daemons that heard it one tells: whose mark is first. A resume, a new claim take the mark away."""
@@ -203,7 +229,7 @@ class Hooks:
         for attempt in range(1, hook.attempts + 1):
             try:
                 await (self._post(name, hook, delivery, payload) if hook.url else self._run(hook, payload))
-            except GaveUp as error:
+            except (GaveUp, BadArgument) as error:  # BadArgument: the secret can be read no more
                 why = str(error)
                 break
             except (httpx.HTTPError, OSError, TimeoutError) as error:

@@ -196,6 +196,22 @@ async def test_a_receiver_that_hangs_is_in_nobodys_way(embedded: Server, prefix:
         assert any(event["event"] == "hook.dropped" and event["events"] == 12 for event in it.log())
 
 
+async def test_a_receiver_that_hangs_is_not_in_the_way_of_another(embedded: Server, prefix: str, tmp_path: Path, receiver: Receiver) -> None:  # fmt: skip
+    hanging = Receiver(answers=[0] * 50)
+    server = await asyncio.start_server(hanging.serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    hooks = f'[hooks.hangs]\nurl = "{url}"\ntimeout_ms = 60000\n[hooks.good]\nurl = "{receiver.url}"\n'
+    try:
+        async with served(embedded, prefix, tmp_path, hooks) as it, AsyncGuard(it.url) as guard:
+            for number in range(20):
+                await guard.call("kill", {"run": f"k{number}", "reason": "incident_stop"})
+            await receiver.until(20)
+            assert len(hanging.heard) == 8
+    finally:
+        hanging.release.set()
+        server.close()
+
+
 async def test_a_command_gets_the_payload_and_is_ended(embedded: Server, prefix: str, tmp_path: Path) -> None:
     """No shell; one that hangs is killed with its children."""
     out, pid = tmp_path / "out.json", tmp_path / "pid"
@@ -231,6 +247,7 @@ async def test_too_many_events_are_dropped_and_counted() -> None:
     ("table", "named"),
     [
         ({}, "hooks.x"), ({"url": "http://a", "command": ["b"]}, "hooks.x"), ({"url": "ftp://a"}, "hooks.x.url"),
+        ({"url": "http://"}, "hooks.x.url"), ({"url": "http://[::1"}, "hooks.x.url"), ({"url": "http://a:99999/"}, "hooks.x.url"),
         ({"url": "http://a", "on": ["start"]}, "hooks.x"), ({"url": "http://a", "attempts": 0}, "hooks.x"),
         ({"url": "http://a", "secret_file": "/nowhere"}, "hooks.x.secret_file"), ({"url": "http://a", "wrong": 1}, "hooks.x"),
         ("text", "hooks.x"),
