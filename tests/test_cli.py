@@ -79,6 +79,24 @@ async def test_an_operator_finds_stops_and_settles(embedded: Server, prefix: str
 READS = ("runs", "inspect", "ledger", "trace")
 
 
+async def test_labels_of_a_wrapped_command_are_shown_and_searched(embedded: Server, prefix: str, tmp_path: Path) -> None:  # fmt: skip
+    async with daemon(embedded.url, prefix) as served:
+
+        def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
+            return guardd(*arguments, cwd=tmp_path, GUARDD_URL=served.url)
+
+        made = ask("run", "--run-id", "job", "--label", "team=support", "--label", "tier=1", "--", "true")
+        assert made.returncode == 0, made.stderr
+        assert ask("run", "--run-id", "other", "--", "true").returncode == 0
+        assert "labels     team=support tier=1" in ask("inspect", "job").stdout
+        found = ask("runs", "--label", "team=support").stdout
+        assert "team=support tier=1" in found and "other" not in found
+        refused = ask("run", "--run-id", "x", "--label", "team", "--", "true")
+        assert refused.returncode == 2 and "NAME=VALUE" in refused.stderr
+        refused = ask("run", "--run-id", "y", "--label", "a b=x", "--", "true")
+        assert refused.returncode != 0 and "a label's name is malformed" in refused.stderr
+
+
 def test_without_a_daemon_a_command_says_what_to_do(tmp_path: Path) -> None:
     done = guardd("runs", "--url", f"unix:{tmp_path}/none.sock")
     assert done.returncode == 3

@@ -21,16 +21,21 @@ def answer(said: dict[str, Any]) -> str:
     return text
 
 
+def labels(run: dict[str, Any]) -> str:
+    """`name=value` of each."""
+    return " ".join(f"{name}={value}" for name, value in run["labels"].items())
+
+
 def runs(found: list[dict[str, Any]]) -> str:
     """A line a run."""
     if not found:
         return "no runs"
-    lines = [f"{'RUN':<32} {'STATUS':<9} {'REASON':<22} {'STEPS':>5} {'DENIED':>6}  LAST"]
+    lines = [f"{'RUN':<32} {'STATUS':<9} {'REASON':<22} {'STEPS':>5} {'DENIED':>6}  {'LAST':<12}  LABELS"]
     for run in found:
         status = "frozen" if run["freeze"] and run["status"] == "running" else run["status"]
         counters = run["counters"]
         lines.append(
-            f"{run['run']:<32} {status:<9} {run['reason'] or run['freeze']:<22} {counters['steps']:>5} {counters['denied']:>6}  {at(run['last_ms'])}"
+            f"{run['run']:<32} {status:<9} {run['reason'] or run['freeze']:<22} {counters['steps']:>5} {counters['denied']:>6}  {at(run['last_ms']):<12}  {labels(run)}".rstrip()
         )
     return "\n".join(lines)
 
@@ -40,6 +45,8 @@ def state(run: dict[str, Any]) -> str:
     lines = [f"run        {run['run']}   epoch {run['epoch']}", f"status     {run['status']} {run['reason']}".rstrip()]
     if run["freeze"]:
         lines.append(f"frozen     {run['freeze']}")
+    if run["labels"]:
+        lines.append(f"labels     {labels(run)}")
     lines.append(f"policy     {run['policy']}   started {at(run['started_ms'])}   last {at(run['last_ms'])}")
     counters = {name: value for name, value in run["counters"].items() if value}
     lines.append("counters   " + (" ".join(f"{name}={value}" for name, value in counters.items()) or "none"))

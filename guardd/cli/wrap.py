@@ -41,10 +41,20 @@ def add_commands(commands: Any) -> None:
         description="Starts a daemon of this folder if none answers, sets GUARDD_URL and GUARDD_RUN_ID, ends with the envelope.",
     )  # fmt: skip
     wrapper.add_argument("--run-id", default=None, help="default: a new one")
+    wrapper.add_argument(
+        "--label", action="append", default=[], metavar="NAME=VALUE", help="for `guardd runs --label`; may be repeated"
+    )
     wrapper.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run")
     wrapper.set_defaults(handler=run)
     init = commands.add_parser("init", help="write a commented guardd.toml")
     init.set_defaults(handler=write_settings)
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, is_named, value = text.partition("=")
+    if not is_named:
+        raise BadArgument("a label has a name and a value", field="--label", value=text, limit="NAME=VALUE")
+    return name, value
 
 
 async def run(arguments: argparse.Namespace) -> int:
@@ -56,7 +66,7 @@ async def run(arguments: argparse.Namespace) -> int:
     if url.startswith("unix:"):
         url = f"unix:{Path(url.removeprefix('unix:').removeprefix('//')).absolute()}"
     async with _daemon(url), AsyncGuard(url) as guard:
-        handle = guard.run(run_id)
+        handle = guard.run(run_id, labels=dict(_label(each) for each in arguments.label))
         await handle.open()
         process = await asyncio.create_subprocess_exec(
             *argv, env={**os.environ, "GUARDD_URL": url, "GUARDD_RUN_ID": run_id}

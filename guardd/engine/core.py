@@ -349,6 +349,7 @@ def _fits(run: Reply, request: ops.Runs) -> bool:
 
 def _labels(labels: Mapping[str, str] | None) -> str:
     """Labels as `name=value` with both percent-escaped, so that they stay one field."""
+    ids.check_labels(labels or {})
     return " ".join(f"{quote(name)}={quote(value)}" for name, value in sorted((labels or {}).items()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 
 from guardd.model.errors import BadArgument
@@ -11,6 +12,7 @@ PATH_BYTES_MAX = 384
 SEGMENT_BYTES_MAX = 64
 CALL_ID_BYTES_MAX = 128
 NAME_BYTES_MAX = 255
+LABELS_MAX = 16
 
 _ALPHABET = "A-Z a-z 0-9 . _ : -"
 _WORD = re.compile(rf"[A-Za-z0-9._:-]{{1,{SEGMENT_BYTES_MAX}}}")
@@ -79,6 +81,23 @@ def check_name(field: str, value: str) -> str:
     if (value.isascii() and value.isprintable()) or not _UNPRINTABLE.search(value):
         return value
     raise BadArgument("a name holds what cannot be printed", field=field, value=ascii(value)[1:-1], limit=limit)
+
+
+def check_labels(labels: Mapping[str, str]) -> None:
+    """Labels of a run: at most 16; names like segments of a path, values printable UTF-8 of 0 to 255 bytes.
+
+    Raises: BadArgument.
+    """
+    if len(labels) > LABELS_MAX:
+        raise BadArgument("too many labels", field="labels", value=len(labels), limit=f"{LABELS_MAX} labels")
+    for name, value in labels.items():
+        if not _WORD.fullmatch(name):
+            raise BadArgument(
+                "a label's name is malformed", field="labels", value=name,
+                limit=f"1..{SEGMENT_BYTES_MAX} of {_ALPHABET}",
+            )  # fmt: skip
+        if value:
+            check_name("labels", value)
 
 
 def check_reason(reason: str) -> str:

@@ -104,3 +104,20 @@ def test_anything_else_is_no_word(reason: Any) -> None:
     with pytest.raises(BadArgument) as caught:
         ids.check_reason(reason)
     assert caught.value.field == "reason"
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {f"k{n}": "v" for n in range(17)}, {"": "v"}, {"k" * 65: "v"}, {"a=b": "v"}, {"a b": "v"}, {"a\nb": "v"},
+        {"k": "v" * 256}, {"k": "a\nb"},
+    ],
+)  # fmt: skip
+def test_labels_beyond_their_limits_are_named(labels: dict[str, str]) -> None:
+    with pytest.raises(BadArgument) as raised:
+        ids.check_labels(labels)
+    assert raised.value.field == "labels" and raised.value.limit
+
+
+def test_labels_at_their_limits_are_taken() -> None:
+    ids.check_labels({f"k{n}": "v" * 255 for n in range(16)} | {"k0": ""})
