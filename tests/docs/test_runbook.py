@@ -23,9 +23,9 @@ def cells(title: str) -> set[str]:
     return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
 
 
-def calls(name: str) -> Iterator[ast.Call]:
+def calls(name: str, files: str = "**/*.py") -> Iterator[ast.Call]:
     """Every call of a function or method of this name in the package."""
-    for path in sorted((ROOT / "guardd").rglob("*.py")):
+    for path in sorted((ROOT / "guardd").glob(files)):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == name:
                 yield node
@@ -48,8 +48,13 @@ def test_every_reason_has_a_row() -> None:
     assert cells("Why a run ended") == named | {"killed", "cancelled"}
 
 
-def test_every_refusal_of_a_store_has_a_row() -> None:
+def test_every_refusal_at_start_has_a_row() -> None:
+    """Of a store, of an address, and of a daemon that nobody could be let into."""
     said = [words(node.args[0]) for node in calls("StoreRefused")]
+    said += [words(node.args[0]) for node in calls("BadArgument", "server/listeners.py")]
+    said += [
+        text for node in calls("BadArgument", "server/access.py") if "auth = tokens" in (text := words(node.args[0]))
+    ]
     assert len(said) > 10
     rows = cells("Start-up refusals")
     assert [text for text in said if not any(row in text for row in rows)] == []
