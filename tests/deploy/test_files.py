@@ -60,7 +60,8 @@ def test_the_compose_file_is_one() -> None:
 
 
 @pytest.mark.skipif(
-    shutil.which("systemd-analyze") is None, reason="no systemd-analyze on PATH: apt-get install systemd"
+    shutil.which("systemd-analyze") is None and os.environ.get("CI") != "true",
+    reason="no systemd-analyze on PATH: apt-get install systemd",
 )
 def test_the_unit_is_right_and_closed(tmp_path: Path) -> None:
     unit = tmp_path / "guardd.service"
