@@ -6,13 +6,14 @@ import asyncio
 import json
 import stat
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from guardd_client import AsyncGuard
 
+from guardd.engine.core import Engine
 from tests.daemons import DaemonProcess, daemon
 from tests.servers import Server
 from tests.unit.test_redaction import SECRETS
@@ -216,6 +217,21 @@ async def test_a_kill_by_hand_is_played(served: DaemonProcess, embedded: Server,
         assert (await run.before("mail", {"n": 2})).action == "stop"
     file = await exported(served, "r", tmp_path)
     assert "1 scenarios, 0 failing" in await guardd("replay", file)
+
+
+async def test_only_rules_that_decide_are_exported(make_guard: Callable[..., Engine]) -> None:
+    """Of the tools in the trace; a policy's defaults for reading tools are written out."""
+    guard = make_guard(
+        tools={"look": {"read_only": True, "redact": ["q"]}, "edit": {"max_same_call": 7}, "other": {"max_empty": 1}}
+    )
+    for number, tool in enumerate(("look", "edit", "plain")):
+        await guard.call("before", {"at_ms": number, "run": "r", "call": tool, "tool": tool})
+    document = await guard.call("export", {"run": "r"})
+    assert isinstance(document, dict)
+    assert (document["format"], document["is_whole"], len(document["entries"])) == ("guardd-trace/1", True, 3)
+    assert document["tools"]["edit"] == {"max_same_call": 7}
+    assert document["tools"]["look"]["read_only"] is True
+    assert set(document["tools"]) == {"look", "edit"}
 
 
 async def test_a_sub_run_names_its_root(served: DaemonProcess, tmp_path: Path) -> None:
