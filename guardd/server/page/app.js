@@ -2,18 +2,19 @@
 
 import { follow, get, Refused, trouble } from "/page/api.js";
 import { askToken } from "/page/dialog.js";
-import { fill, h } from "/page/dom.js";
+import { fill, h, tick } from "/page/dom.js";
 import { denyView, doubtView } from "/page/others.js";
 import { runView } from "/page/run.js";
 import { runsView } from "/page/runs.js";
 
 const EVERY_MS = 2000;
+const GAP_MS = 300; // at least, between two looks: a busy guard sends many events
 const main = document.getElementById("main");
 let view = null, isBusy = false, isAgain = false, isShut = false, following = new AbortController();
 
 function route() {
   const [, name, ...rest] = location.hash.slice(1).split("/");
-  const run = rest.map(decodeURIComponent).join("/");
+  const run = rest.map(decoded).join("/");
   if (name === "runs" && run) view = runView(main, run);
   else if (name === "doubt") view = doubtView(main);
   else if (name === "deny") view = denyView(main);
@@ -25,6 +26,14 @@ function route() {
     else link.removeAttribute("aria-current");
   }
   refresh();
+}
+
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part; // an address written by hand: the daemon says what is wrong with the name
+  }
 }
 
 async function refresh() {
@@ -42,6 +51,7 @@ async function refresh() {
     isShut = error.needsToken; // asking on would only be refused again
     banner(error.toString(), error.needsToken && h("button", { type: "button", click: askToken }, "Give a token"));
   } finally {
+    if (isAgain && shown === view) await new Promise((resolve) => setTimeout(resolve, GAP_MS));
     isBusy = false;
     if (isAgain || shown !== view) {
       isAgain = false;
@@ -87,6 +97,7 @@ addEventListener("hashchange", () => {
 document.addEventListener("guardd-refresh", start);
 document.addEventListener("visibilitychange", () => document.hidden || refresh());
 document.getElementById("token-button").addEventListener("click", askToken);
+setInterval(tick, 1000);
 setInterval(() => document.hidden || isShut || refresh(), EVERY_MS);
 route();
 start();
