@@ -1,6 +1,6 @@
 // Which view is shown, and when it is looked at again: at every event, and every two seconds while it can be seen.
 
-import { follow, get, Refused, trouble } from "/page/api.js";
+import { follow, get, Refused, token, trouble } from "/page/api.js";
 import { askToken } from "/page/dialog.js";
 import { fill, h, tick } from "/page/dom.js";
 import { denyView, doubtView } from "/page/others.js";
@@ -42,15 +42,16 @@ async function refresh() {
     return;
   }
   isBusy = true;
-  const shown = view;
+  const shown = view, used = token();
   try {
     await shown.refresh();
     await look();
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
-    isShut = error.needsToken; // asking on would only be refused again
+    isShut = error.needsToken && used === token(); // asking on would only be refused again
     banner(error.toString(), error.needsToken && h("button", { type: "button", click: askToken }, "Give a token"));
   } finally {
+    if (isShut) isAgain = false;
     if (isAgain && shown === view) await new Promise((resolve) => setTimeout(resolve, GAP_MS));
     isBusy = false;
     if (isAgain || shown !== view) {
