@@ -75,7 +75,7 @@ def add_commands(commands: Any) -> None:
     add("deny", "list the emergency rules for all runs; set or remove one", _deny, ("id", {"metavar": "ID", "nargs": "?", "default": None}),
         ("tool", {"metavar": "TOOL", "nargs": "?", "default": None, "help": "name or glob"}),
         ("--run-prefix", {"default": None}), ("--for-s", {"type": int, "default": None, "metavar": "S", "help": "until so many seconds from now"}),
-        ("--remove", {"action": "store_true"}))  # fmt: skip
+        ("--remove", {"action": "store_true"}), note)  # fmt: skip
     add("incident", "freeze a run, write all about it to a file, then kill it", _incident, run, ("--reason", {"default": "incident_stop"}),
         ("--out", {"default": None, "metavar": "FILE"}), note)  # fmt: skip
     add("forget", "erase the arguments and the trace of a run; the ledger keeps its digests", _forget, run)
@@ -182,7 +182,7 @@ async def _deny(guard: AsyncGuard, arguments: argparse.Namespace) -> int:
     until_ms = None if arguments.for_s is None else time.time_ns() // 1_000_000 + arguments.for_s * 1000
     return await _ask(
         guard, arguments, "deny_rule", id=arguments.id, tool=arguments.tool, run_prefix=arguments.run_prefix, until_ms=until_ms,
-        remove=arguments.remove or None,
+        remove=arguments.remove or None, note=arguments.note,
     )  # fmt: skip
 
 

@@ -132,10 +132,12 @@ def deny_rules(found: list[dict[str, Any]]) -> str:
     """A line a rule."""
     if not found:
         return "no tool is forbidden"
-    lines = [f"{'RULE':<20} {'TOOL':<30} {'RUNS':<24} UNTIL"]
+    lines = [f"{'RULE':<20} {'TOOL':<30} {'RUNS':<24} {'UNTIL':<19}  WHY"]
     for rule in found:
         until = _day(rule["until_ms"]) if rule["until_ms"] else "removed"
-        lines.append(f"{rule['id']:<20} {rule['tool']:<30} {rule['run_prefix'] or 'all':<24} {until}")
+        lines.append(
+            f"{rule['id']:<20} {rule['tool']:<30} {rule['run_prefix'] or 'all':<24} {until:<19}  {rule['note']}".rstrip()
+        )
     return "\n".join(lines)
 
 

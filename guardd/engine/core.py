@@ -294,8 +294,13 @@ class Engine:
         return [run for run in found if _fits(run, request)][: request.limit]
 
     async def trace(self, request: ops.Trace) -> list[Reply]:
-        """Trace entries of a run and its sub-runs, oldest first."""
-        return await self.reader.trace(request.run, request.limit, request.after)
+        """Trace entries of a run and its sub-runs, oldest first.
+
+        Raises: BadArgument: newest together with after.
+        """
+        if request.newest and request.after:
+            raise BadArgument("newest looks from the end, after from an entry", field="after", value=request.after)
+        return await self.reader.trace(request.run, request.limit, request.after, is_newest=request.newest)
 
     async def export(self, request: ops.Export) -> Reply:
         """A root run's tree as a document that can be played again.

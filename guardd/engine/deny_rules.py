@@ -29,6 +29,7 @@ class StoredRule(msgspec.Struct, frozen=True):
     tool: str
     run_prefix: str = ""
     until_ms: int | None = None
+    note: str = ""
 
 
 class DenyRules:
@@ -77,10 +78,10 @@ class DenyRules:
         return self._read_s == float("-inf") or (isinstance(name, str) and name in self._rules)
 
     def listed(self) -> list[dict[str, Any]]:
-        """The rules that are not over, as last read: id, tool, run_prefix ("": all runs), until_ms (None: until removed)."""
+        """The rules that are not over, as last read: id, tool, run_prefix ("": all runs), until_ms (None: until removed), note."""
         now_ms = self._now_ms()
         return [
-            {"id": name, "tool": rule.tool, "run_prefix": rule.run_prefix, "until_ms": rule.until_ms}
+            {"id": name, "tool": rule.tool, "run_prefix": rule.run_prefix, "until_ms": rule.until_ms, "note": rule.note}
             for name, rule in sorted(self._rules.items())
             if rule.until_ms is None or rule.until_ms > now_ms
         ]
@@ -116,6 +117,6 @@ class DenyRules:
             check_name("tool", request.tool)
             if request.run_prefix:
                 check_run(request.run_prefix.rstrip("/"))
-            rule = StoredRule(request.tool, request.run_prefix or "", request.until_ms)
+            rule = StoredRule(request.tool, request.run_prefix or "", request.until_ms, request.note or "")
             await self._store.execute(("HSET", self._keys.deny, request.id, msgspec.json.encode(rule)))
         await self.read()

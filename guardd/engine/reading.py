@@ -56,7 +56,6 @@ class Reader:
             raise UnknownRun("no run of this name is stored", field="run", value=run)
         calls = await self._calls(run)
         tools = await self._tools(run)
-        limits = parse_limits(fields.get("limits", ""))
         ended = next((p for p, f in reversed(chain) if f.get("status") == "ended"), None)
         result: dict[str, Any] = {
             "run": path,
@@ -66,7 +65,7 @@ class Reader:
             "ended_run": ended or "",
             "freeze": fields.get("freeze", ""),
             "policy": fields.get("policy", ""),
-            "limits": {name: value for name, value in limits.items() if value is not None},
+            "limits": _limits(fields),
             "counters": _counters(fields),
             "progress": _progress(fields),
             "checkpoint": _checkpoint(fields),
@@ -107,6 +106,7 @@ class Reader:
                     "policy": fields.get("policy", ""),
                     "labels": _quoted_pairs(fields.get("labels", "")),
                     "counters": _counters(fields),
+                    "limits": _limits(fields),
                     "started_ms": int(fields.get("started_ms", 0)),
                     "last_ms": int(fields.get("last_ms", 0)),
                 }
@@ -115,12 +115,12 @@ class Reader:
                 break
         return shown
 
-    async def trace(self, run: str, limit: int, after: str | None) -> list[dict[str, Any]]:
-        """Trace entries of a run and its sub-runs, oldest first; `id` goes on from there."""
-        start = f"({after}" if after else "-"
+    async def trace(self, run: str, limit: int, after: str | None, *, is_newest: bool = False) -> list[dict[str, Any]]:
+        """Trace entries of a run and its sub-runs, oldest first; `id` goes on from there. is_newest: the last ones."""
+        command, start, end = ("XREVRANGE", "+", "-") if is_newest else ("XRANGE", f"({after}" if after else "-", "+")
         shown: list[dict[str, Any]] = []
         while len(shown) < limit:
-            entries = await self._one("XRANGE", self._keys.trace(run), start, "+", "COUNT", min(limit, 1000))
+            entries = await self._one(command, self._keys.trace(run), start, end, "COUNT", min(limit, 1000))
             for entry_id, flat in entries:
                 entry = {"id": _text(entry_id), **_fields(flat)}
                 start = f"({entry['id']}"
@@ -130,7 +130,7 @@ class Reader:
                         break
             if len(entries) < min(limit, 1000):
                 break
-        return shown
+        return shown[::-1] if is_newest else shown
 
     async def ledger(
         self, is_in_doubt: bool, limit: int, at_ms: int | None, run_prefix: str = ""
@@ -278,6 +278,10 @@ def _fields(reply: Any) -> Fields:
 
 def _counters(fields: Fields) -> dict[str, int]:
     return {name: int(fields.get(name, 0)) for name in _COUNTERS}
+
+
+def _limits(fields: Fields) -> dict[str, Any]:
+    return {name: value for name, value in parse_limits(fields.get("limits", "")).items() if value is not None}
 
 
 def _progress(fields: Fields) -> dict[str, int | None]:

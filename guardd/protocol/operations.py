@@ -183,13 +183,14 @@ class Resolve(RunParams, frozen=True, kw_only=True):
 
 
 class DenyRule(Params, frozen=True, kw_only=True):
-    """An emergency rule for all runs. tool: a glob. remove: take the rule away."""
+    """An emergency rule for all runs. tool: a glob. remove: take the rule away. note: why; listed with the rule."""
 
     id: Annotated[str, Meta(min_length=1, max_length=64)]
     tool: str | None = None
     run_prefix: str | None = None
     until_ms: Whole | None = None
     remove: bool = False
+    note: Text | None = None
 
 
 class DenyRules(Params, frozen=True, kw_only=True):
@@ -226,10 +227,11 @@ class Runs(Params, frozen=True, kw_only=True):
 
 
 class Trace(RunParams, frozen=True, kw_only=True):
-    """Trace entries of a run and its sub-runs, oldest first. after: id to go on from."""
+    """Trace entries of a run and its sub-runs, oldest first. after: id to go on from. newest: the last `limit` of them."""
 
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 1000
     after: str | None = None
+    newest: bool = False
 
 
 class Export(RunParams, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ _FOR_ALL_RUNS = frozenset({"deny_rule", "deny_rules", "token_new", "token_list",
 _NARROWED = frozenset({"runs", "ledger"})
 _NOTED = {
     "kill": ("reason", "note"), "finish": ("reason", "note"), "freeze": ("scope", "note"), "resume": ("change", "note"),
-    "resolve": ("tool", "state", "note"), "deny_rule": ("tool", "run_prefix"), "token_new": ("role", "name", "run_prefix"),
+    "resolve": ("tool", "state", "note"), "deny_rule": ("tool", "run_prefix", "note"), "token_new": ("role", "name", "run_prefix"),
     "open": ("policy",), "confirm": ("note",),
 }  # fmt: skip
 

@@ -21,7 +21,7 @@ _MAP: dict[str, Any] = {"type": "object"}
 
 _RUN_MEMBERS: dict[str, Any] = {
     "run": _TEXT, "status": _TEXT, "reason": _TEXT, "freeze": _TEXT, "policy": _TEXT, "started_ms": _INT, "last_ms": _INT,
-    "labels": {"type": "object", "additionalProperties": _TEXT}, "counters": {"type": "object", "additionalProperties": _INT},
+    "labels": {"type": "object", "additionalProperties": _TEXT}, "counters": {"type": "object", "additionalProperties": _INT}, "limits": _MAP,
 }  # fmt: skip
 _EFFECT = {
     "key": _TEXT, "tool": _TEXT, "scope": _TEXT, "state": _TEXT, "operation_id": _TEXT, "run": _TEXT, "owner": _TEXT,
@@ -41,7 +41,7 @@ def _list(of: dict[str, Any]) -> dict[str, Any]:
 RESULTS: dict[str, dict[str, Any]] = {
     "inspect": _object(
         {
-            **_RUN_MEMBERS, "ended_by": _TEXT, "ended_run": _TEXT, "limits": _MAP, "progress": _MAP, "epoch": _TEXT,
+            **_RUN_MEMBERS, "ended_by": _TEXT, "ended_run": _TEXT, "progress": _MAP, "epoch": _TEXT,
             "checkpoint": {"type": ["object", "null"]}, "tools": _list(_TEXT), "window": _list(_MAP), "repeats": _list(_MAP),
             "in_flight": _list(_TEXT), "operations": _list(_MAP), "handoff_path": _list(_TEXT),
         },
@@ -51,7 +51,7 @@ RESULTS: dict[str, dict[str, Any]] = {
     "trace": _list(_object({"id": _TEXT})),
     "export": _object({"format": _TEXT, "run": _TEXT, "is_whole": {"type": "boolean"}, "policy": _TEXT, "limits": _MAP, "tools": _MAP, "runs": _MAP, "entries": _list(_MAP)}),
     "ledger": _list(_object(_EFFECT)),
-    "deny_rules": _list(_object({"id": _TEXT, "tool": _TEXT, "run_prefix": _TEXT, "until_ms": {"type": ["integer", "null"]}})),
+    "deny_rules": _list(_object({"id": _TEXT, "tool": _TEXT, "run_prefix": _TEXT, "until_ms": {"type": ["integer", "null"]}, "note": _TEXT})),
     "token_new": _object({"id": _TEXT, "token": _TEXT}),
     "token_list": _list(_object({"id": _TEXT})),
     "token_revoke": _object({"id": _TEXT, "revoked": {"type": "boolean"}}),
@@ -86,7 +86,7 @@ def document(*, has_clock: bool) -> dict[str, Any]:
     paths["/v1/trace/{run}"] = {
         "get": _view(
             "trace", "Trace entries of a run, oldest first.",
-            {"limit": {"type": "integer", "minimum": 1, "maximum": 10_000}, "after": _TEXT}, has_run=True,
+            {"limit": {"type": "integer", "minimum": 1, "maximum": 10_000}, "after": _TEXT, "newest": {"type": "boolean"}}, has_run=True,
         )
     }  # fmt: skip
     paths["/v1/ledger"]["get"] = _view(

@@ -157,7 +157,7 @@ class Routes:
     async def _trace(self, request: Request) -> Response:
         """`GET /v1/trace/{run}`: trace."""
         entered = await self._enter(request, "trace")
-        params = _typed(_query(request, "limit", "after"), whole=("limit",))
+        params = _typed(_query(request, "limit", "after", "newest"), whole=("limit",), flags=("newest",))
         return await self._ask(entered, "trace", {"run": request.path_params["run"], **params})
 
     async def _ledger(self, request: Request) -> Response:

@@ -63,6 +63,8 @@ async def test_a_loop_appears_live_and_its_block_is_marked(served: Web, page: Pa
     await expect(row).to_contain_text("short_cycle")
     await expect(page.locator("#doubt-count")).to_have_text("1")
     await expect(page.get_by_role("row").filter(has_text="nightly-3")).to_be_visible()
+    await expect(row).to_contain_text("5 of 60")
+    await expect(page.get_by_role("row").filter(has_text="refund-7")).to_contain_text("? 1")
     await shot(page, "runs")
     await page.get_by_role("link", name="ticket-42").click()
     await expect(page.get_by_role("heading", name="ticket-42")).to_be_visible()
@@ -107,7 +109,7 @@ async def test_the_kill_button_ends_a_run_and_its_sub_runs(served: Web, page: Pa
         await page.goto(f"{served.base}/#/runs/task")
         await page.get_by_role("button", name="Kill", exact=True).click()
         dialog = page.get_by_role("dialog")
-        await expect(dialog).to_contain_text("It and its sub-runs (1 known) end now.")
+        await expect(dialog).to_contain_text("It and its sub-runs end now: task/sub.")
         await dialog.get_by_label("Why (goes into the audit)").fill("it sends mails")
         await shot(page, "kill")
         await dialog.get_by_role("button", name="Kill task").click()
@@ -190,13 +192,18 @@ async def test_a_tool_is_forbidden_and_allowed_again(served: Web, page: Page) ->
         await page.get_by_role("button", name="Forbid a tool").click()
         await page.get_by_label("Name of the rule, such as inc-1").fill("inc-1")
         await page.get_by_label("Tool, or a pattern such as payments.*").fill("pay*")
+        await page.get_by_label("Why (goes into the audit)").fill("double refunds")
         await page.get_by_role("button", name="Forbid it").click()
         await expect(page.get_by_role("row").filter(has_text="inc-1")).to_contain_text("pay*")
+        await expect(page.get_by_role("row").filter(has_text="inc-1")).to_contain_text("double refunds")
         assert (await run.before("pay", {"n": 1})).reason == "policy_blocked"
         await page.get_by_role("button", name="Remove inc-1").click()
+        await page.get_by_label("Why (goes into the audit)").fill("mended")
         await page.get_by_role("button", name="Remove it").click()
         await expect(page.get_by_text("No tool is forbidden.")).to_be_visible()
         assert (await run.before("pay", {"n": 2})).action == "execute"
+        entries = await guard.call("audit", {"limit": 10})
+        assert {"double refunds", "mended"} == {word for word in ("double refunds", "mended") if word in str(entries)}
 
 
 async def test_nothing_an_agent_wrote_runs(served: Web, page: Page) -> None:
@@ -305,3 +312,74 @@ async def test_many_runs_do_not_stall_the_page(served: Web, page: Page) -> None:
     await expect(page.locator("tbody tr")).to_have_count(200)
     await page.get_by_label("Text in the name").fill("bulk-219")
     await expect(page.locator("tbody tr")).to_have_count(1)
+
+
+async def focused(page: Page) -> str:
+    """What has the focus, as its text."""
+    return str(await page.evaluate("document.activeElement.textContent"))
+
+
+async def tab_to(page: Page, text: str) -> None:
+    """Presses Tab until the focus is on what has this text."""
+    for _ in range(60):
+        await page.keyboard.press("Tab")
+        if await focused(page) == text:
+            return
+    raise AssertionError(f"Tab does not reach {text}")
+
+
+async def test_the_focus_stays_where_it_is_when_the_list_is_drawn_anew(served: Web, page: Page) -> None:
+    async with AsyncGuard(served.daemon.url) as guard:
+        await guard.run("first", agent="a", limits=FREE).before("look", {"n": 1})
+        await page.goto(served.base)
+        await expect(page.get_by_role("link", name="first")).to_be_visible()
+        await tab_to(page, "first")
+        await guard.run("second", agent="a", limits=FREE).before("look", {"n": 1})
+        await expect(page.get_by_role("link", name="second")).to_be_visible()
+        assert await focused(page) == "first"
+
+
+async def test_a_kill_needs_no_mouse(served: Web, page: Page) -> None:
+    """Only keys, from the address to the end of the run; the focus is never lost."""
+    token = await served.token("operator")
+    async with AsyncGuard(served.daemon.url) as guard:
+        run = guard.run("stop-me", agent="a", limits=FREE)
+        await run.before("look", {"n": 1})
+        await page.goto(served.base)
+        await expect(page.get_by_role("link", name="stop-me")).to_be_visible()
+        await tab_to(page, "Token")
+        await page.keyboard.press("Enter")
+        await page.keyboard.type(token)
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("dialog")).to_have_count(0)
+        assert await focused(page) == "Token"
+        await tab_to(page, "stop-me")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("heading", name="stop-me")).to_be_visible()
+        await tab_to(page, "Kill")
+        await page.keyboard.press("Enter")
+        await page.keyboard.press("Escape")
+        await expect(page.get_by_role("dialog")).to_have_count(0)
+        assert await focused(page) == "Kill"
+        await page.keyboard.press("Enter")
+        await run.before("look", {"n": 2})  # the button is drawn anew behind the dialog
+        await expect(page.get_by_role("meter", name="Steps 2 of 60")).to_have_count(1)
+        await page.keyboard.type("it runs away")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("dialog")).to_have_count(0)
+        assert (await run.before("look", {"n": 3})).action == "stop"
+        assert await page.evaluate("document.activeElement !== document.body")
+
+
+async def test_observe_mode_is_said(served: Web, page: Page) -> None:
+    async with AsyncGuard(served.daemon.url) as guard:
+        await guard.run("watched", agent="a", limits={"mode": "observe"}).before("look", {"n": 1})
+    await page.goto(served.base)
+    await expect(page.get_by_text("Observe mode in 1 of 1 runs")).to_be_visible()
+    await page.get_by_role("link", name="watched").click()
+    await expect(page.get_by_text("Observe mode: refusals are only recorded")).to_be_visible()
+
+
+async def test_an_address_written_by_hand_is_answered(served: Web, page: Page) -> None:
+    await page.goto(f"{served.base}/#/runs/100%")
+    await expect(page.locator("#banners")).to_contain_text(re.compile("unknown_run|bad_argument|no run"))

@@ -113,12 +113,18 @@ async def test_views_show_what_the_operations_do(served: Web) -> None:
         shown = (await served.http.get("/v1/runs/b/c")).json()
         assert shown == await guard.call("inspect", {"run": "b/c"})
         assert (await served.http.get("/v1/trace/b?limit=5")).json() == await guard.call("trace", {"run": "b"})
+        for call in ("2", "3"):
+            await guard.call("before", {"run": "b/c", "call": call, "tool": "t"})
+        all_of_b = await guard.call("trace", {"run": "b"})
+        assert (await served.http.get("/v1/trace/b?limit=2&newest=true")).json() == all_of_b[-2:] != all_of_b[:2]
+        refused = await served.http.get("/v1/trace/b?newest=true&after=1-1")
+        assert (refused.status_code, refused.json()["field"]) == (400, "after")
         assert (await served.http.get("/v1/ledger")).json() == await guard.call("ledger", {})
         assert (await served.http.get("/v1/ledger?in_doubt=true")).json() == []
-        await guard.call("deny_rule", {"id": "inc-1", "tool": "pay*"})
+        await guard.call("deny_rule", {"id": "inc-1", "tool": "pay*", "note": "double pay"})
         await guard.call("deny_rule", {"id": "over", "tool": "*", "until_ms": 1})
         assert (await served.http.get("/v1/deny_rules")).json() == [
-            {"id": "inc-1", "tool": "pay*", "run_prefix": "", "until_ms": None}
+            {"id": "inc-1", "tool": "pay*", "run_prefix": "", "until_ms": None, "note": "double pay"}
         ]
 
 

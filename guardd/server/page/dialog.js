@@ -1,7 +1,7 @@
 // Questions before anything is changed: a reason, a confirmation that names what it is done to.
 
 import { call, Refused, setToken, token } from "/page/api.js";
-import { fill, h, say } from "/page/dom.js";
+import { fill, focusAgain, h, say } from "/page/dom.js";
 
 /**
  * Asks, then does it. Resolves true when it was done, false when the person thought better of it.
@@ -14,7 +14,7 @@ export function ask({ title, text, fields, verb, isDanger = false, act }) {
     const go = h("button", { type: "submit", class: isDanger ? "danger" : "primary" }, verb);
     const cancel = h("button", { type: "button", click: () => dialog.close("no") }, "Cancel");
     const form = h("form", { method: "dialog", submit: submit },
-      h("h2", { id: "dialog-title" }, title), text.map((line) => h("p", {}, line)),
+      h("h2", { id: "dialog-title" }, title), text.map((line) => line && h("p", {}, line)),
       inputs.map(({ row }) => row), error, h("div", { class: "buttons" }, go, cancel));
     const dialog = h("dialog", { "aria-labelledby": "dialog-title", close: ended }, form);
     const opener = document.activeElement;
@@ -41,7 +41,7 @@ export function ask({ title, text, fields, verb, isDanger = false, act }) {
 
     function ended() {
       dialog.remove();
-      opener?.focus();
+      focusAgain(opener);
       resolve(dialog.returnValue === "yes");
     }
   });
@@ -79,19 +79,28 @@ const CHANGES = [
 ];
 const WHY = { name: "note", label: "Why (goes into the audit)", required: true };
 
-/** subRuns: how many are known below it. */
+const NAMED_MAX = 8;
+
+/** The sub-runs that something is done to as well, by name. */
+function named(what, subRuns) {
+  if (subRuns.length === 0) return `It and all its sub-runs ${what} (none is known).`;
+  const more = subRuns.length - NAMED_MAX;
+  return `It and its sub-runs ${what}: ${subRuns.slice(0, NAMED_MAX).join(", ")}${more > 0 ? ` and ${more} more` : ""}.`;
+}
+
+/** subRuns: names of those known below it. */
 export const kill = (run, subRuns) => ask({
   title: `Kill ${run}?`,
-  text: [subRuns ? `It and its sub-runs (${subRuns} known) end now.` : "It and all its sub-runs end now.",
+  text: [named("end now", subRuns),
     "A kill cannot be resumed. What a tool already does goes on; what it did is not undone."],
   fields: [WHY, { name: "reason", label: "Reason", value: "incident_stop", options: KILL_REASONS }],
   verb: `Kill ${run}`, isDanger: true,
   act: async (values) => told(`${run} is stopped.`, await call("kill", { run, ...values })),
 });
 
-export const freeze = (run) => ask({
+export const freeze = (run, subRuns) => ask({
   title: `Freeze ${run}?`,
-  text: ["Its calls are told to wait until somebody resumes it. Sub-runs wait with it."],
+  text: [named("wait", subRuns), "Their calls are told to wait until somebody resumes it."],
   fields: [WHY, {
     name: "scope", label: "What waits", value: "all",
     options: [["all", "everything"], ["effects", "effects only"], ["retries", "retries only"], ["handoffs", "handoffs only"], ["subruns", "new sub-runs only"]],
@@ -100,9 +109,9 @@ export const freeze = (run) => ask({
   act: async (values) => told(`${run} is frozen.`, await call("freeze", { run, ...values })),
 });
 
-export const resume = (run) => ask({
+export const resume = (run, subRuns) => ask({
   title: `Resume ${run}?`,
-  text: ["It goes on from where it was. Name what is different now: without a change it would stop again."],
+  text: [named("may go on", subRuns), "It goes on from where it was. Name what is different now: without a change it would stop again."],
   fields: [WHY, { name: "change", label: "What changed", value: "human_input", options: CHANGES },
     { name: "limits", label: "Higher limits, such as max_steps=120 (several: with spaces)" }],
   verb: `Resume ${run}`,
@@ -138,20 +147,21 @@ export const deny = () => ask({
   title: "Forbid a tool in every run",
   text: ["Within a second, on every daemon."],
   fields: [
+    WHY,
     { name: "id", label: "Name of the rule, such as inc-1", required: true },
     { name: "tool", label: "Tool, or a pattern such as payments.*", required: true },
     { name: "run_prefix", label: "Only runs that begin with (empty: all)" },
     { name: "minutes", label: "For how many minutes (empty: until removed)", type: "number" },
   ],
   verb: "Forbid it", isDanger: true,
-  act: async ({ id, tool, run_prefix: prefix, minutes }) => told(`${tool} is forbidden.`, await call("deny_rule", {
-    id, tool, ...(prefix ? { run_prefix: prefix } : {}), ...(minutes ? { until_ms: Date.now() + minutes * 60_000 } : {}),
+  act: async ({ id, tool, run_prefix: prefix, minutes, note }) => told(`${tool} is forbidden.`, await call("deny_rule", {
+    id, tool, note, ...(prefix ? { run_prefix: prefix } : {}), ...(minutes ? { until_ms: Date.now() + minutes * 60_000 } : {}),
   })),
 });
 
 export const allow = (rule) => ask({
-  title: `Remove ${rule.id}?`, text: [`${rule.tool} may run again, in every run, within a second.`], fields: [],
-  verb: "Remove it", act: async () => told(`${rule.id} is removed.`, await call("deny_rule", { id: rule.id, remove: true })),
+  title: `Remove ${rule.id}?`, text: [`${rule.tool} may run again, in every run, within a second.`, rule.note && `It was forbidden because: ${rule.note}`], fields: [WHY],
+  verb: "Remove it", act: async ({ note }) => told(`${rule.id} is removed.`, await call("deny_rule", { id: rule.id, remove: true, note })),
 });
 
 function told(text, answer) {

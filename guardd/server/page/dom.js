@@ -14,11 +14,34 @@ export function h(name, attributes = {}, ...children) {
 
 const shown = (children) => children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false && child !== "");
 
-/** Puts children in the place of what an element holds; keeps the focus where an element of the same id had it. */
+/** Puts children in the place of what an element holds; keeps the focus on what has taken the place of what had it. */
 export function fill(element, ...children) {
-  const focused = element.contains(document.activeElement) ? document.activeElement.id : "";
+  const focused = document.activeElement;
+  const isInside = element !== focused && element.contains(focused);
   element.replaceChildren(...shown(children));
-  if (focused) document.getElementById(focused)?.focus();
+  if (isInside) focusAgain(focused);
+}
+
+/** A drawing that is made only of news: nothing moves, or is read aloud again, while what was found stays the same. */
+export function whenNew(draw) {
+  let drawn = "";
+  return (...found) => {
+    const text = JSON.stringify(found);
+    if (text === drawn) return;
+    drawn = text;
+    draw(...found);
+  };
+}
+
+/** Focuses an element, or what has taken its place since: the same id, link or label. Else the content: never nothing. */
+export function focusAgain(element) {
+  if (!element.isConnected) {
+    const names = ["id", "href", "aria-label"].filter((name) => element.hasAttribute(name));
+    element = names.length > 0 && [...document.querySelectorAll(element.localName)].find(
+      (each) => names.every((name) => each.getAttribute(name) === element.getAttribute(name)));
+  }
+  if (element && element !== document.body && !element.disabled) element.focus({ preventScroll: true });
+  else document.getElementById("main").focus({ preventScroll: true });
 }
 
 export const runLink = (run, text = run) => h("a", { href: `#/runs/${encodeRun(run)}` }, text);
@@ -27,7 +50,14 @@ export const encodeRun = (run) => run.split("/").map(encodeURIComponent).join("/
 /** "3 s ago"; the exact time stands in the title. */
 export function ago(ms) {
   const when = new Date(Number(ms));
-  return h("time", { datetime: when.toISOString(), title: when.toLocaleString() }, `${span(Date.now() - ms)} ago`);
+  return h("time", { datetime: when.toISOString(), title: when.toLocaleString() }, agoText(when));
+}
+
+const agoText = (when) => `${span(Date.now() - when)} ago`;
+
+/** Times go on without anything being drawn anew. */
+export function tick() {
+  for (const time of document.querySelectorAll("time")) time.textContent = agoText(new Date(time.dateTime));
 }
 
 /** A length of time in its largest unit. */

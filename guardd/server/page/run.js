@@ -2,7 +2,7 @@
 
 import { get, Refused } from "/page/api.js";
 import { freeze, kill, resolve, resume } from "/page/dialog.js";
-import { ago, badge, encodeRun, fill, h, runLink, table } from "/page/dom.js";
+import { ago, badge, encodeRun, fill, h, runLink, table, whenNew } from "/page/dom.js";
 import { timeline } from "/page/timeline.js";
 
 const TRACE_MAX = 2000;
@@ -16,14 +16,17 @@ const BARS = [
 export function runView(main, run) {
   const head = h("div"), side = h("div", { class: "side" }), calls = h("section", { "aria-labelledby": "timeline-title" });
   const lines = timeline(run);
-  let drawn = "";
+  const show = whenNew((state, below, names) => {
+    fill(head, title(state, names));
+    fill(side, limits(state), subRuns(state, below, names.length), effects(state), facts(state));
+  });
   fill(main, h("p", {}, h("a", { href: "#/runs" }, "← all runs")), head, h("div", { class: "columns" }, calls, side));
   fill(calls, h("h2", { id: "timeline-title" }, "Timeline"), lines.element);
 
   return {
     async refresh() {
       const state = await get(`/v1/runs/${encodeRun(run)}`);
-      const entries = await get(`/v1/trace/${encodeRun(run)}?limit=${TRACE_MAX}`);
+      const entries = await get(`/v1/trace/${encodeRun(run)}?limit=${TRACE_MAX}&newest=true`);
       const names = [...new Set(entries.map((entry) => entry.run))].filter((name) => name.startsWith(`${run}/`)).sort();
       const below = await Promise.all(names.slice(0, SUB_RUNS_MAX).map(async (name) => {
         try {
@@ -33,27 +36,22 @@ export function runView(main, run) {
           return { run: name, status: "unknown", reason: error.named, counters: { steps: 0 } };
         }
       }));
-      const text = JSON.stringify([state, below]);
-      if (text !== drawn) {
-        drawn = text;
-        fill(head, title(state, below));
-        fill(side, limits(state), subRuns(state, below, names.length), effects(state), facts(state));
-      }
+      show(state, below, names);
       lines.draw(entries, entries.length === TRACE_MAX);
     },
   };
 }
 
-function title(state, below) {
+function title(state, subNames) {
   const isOver = state.status === "ended";
   const isHeld = state.status === "waiting" || Boolean(state.freeze);
   return [
     h("h1", {}, state.run, " ", badge(state)),
     state.limits.mode === "observe" && h("p", { class: "banner" }, "Observe mode: refusals are only recorded, every call runs."),
     h("p", { class: "buttons" },
-      h("button", { type: "button", id: "kill", class: "danger", disabled: isOver, click: () => kill(state.run, below.length) }, "Kill"),
-      h("button", { type: "button", id: "freeze", disabled: isOver, click: () => freeze(state.run) }, "Freeze"),
-      h("button", { type: "button", id: "resume", disabled: !(isOver || isHeld), click: () => resume(state.run) }, "Resume")),
+      h("button", { type: "button", id: "kill", class: "danger", disabled: isOver, click: () => kill(state.run, subNames) }, "Kill"),
+      h("button", { type: "button", id: "freeze", disabled: isOver, click: () => freeze(state.run, subNames) }, "Freeze"),
+      h("button", { type: "button", id: "resume", disabled: !(isOver || isHeld), click: () => resume(state.run, subNames) }, "Resume")),
     why(state),
   ];
 }
@@ -101,7 +99,7 @@ function effects(state) {
 export const stateWord = (state) => h("span", { class: `badge ${state === "in_doubt" ? "waiting" : state === "committed" ? "done" : "running"}` },
   { in_doubt: "? in doubt", committed: "✓ committed", claimed: "▶ claimed", freed: "free" }[state] ?? state);
 
-export const settle = (effect) => h("button", { type: "button", "aria-label": `Settle ${effect.key}`, click: () => resolve(effect) }, "Settle");
+export const settle = (effect) => h("button", { type: "button", "aria-label": `Settle ${effect.key} of ${effect.run}`, click: () => resolve(effect) }, "Settle");
 
 function facts(state) {
   const rows = [

@@ -50,7 +50,7 @@ export function timeline(run) {
     const lanes = [...new Set(rows.filter((row) => row.entry.op === "before").map(laneOf))];
     const began = Number(entries[0]?.ms ?? 0);
     fill(element,
-      isCut && h("p", { class: "notice" }, "Only the oldest part is shown; guardd trace shows all."),
+      isCut && h("p", { class: "notice" }, "Only the newest part is shown; guardd trace shows all."),
       refusal && h("p", { class: "legend" }, h("span", { class: "mark" }, "marked"), ` the evidence of ${refusal.entry.reason}: steps ${refusal.entry.steps.replaceAll(",", ", ")}, then the refused call`),
       rows.length === 0 ? h("p", { class: "empty" }, "Nothing yet.")
         : h("div", { class: "scroll", role: "region", "aria-label": "Calls by agent", tabindex: "0" }, h("table", { class: "lanes" },
