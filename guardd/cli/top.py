@@ -217,7 +217,7 @@ class Run(View):
     async def refresh_state(self) -> None:
         """See View."""
         state = await self.guard.call("inspect", {"run": self.run})
-        entries = await self.guard.call("trace", {"run": self.run, "limit": TRACE_MAX})
+        entries = await self.guard.call("trace", {"run": self.run, "limit": TRACE_MAX, "newest": True})
         below = sorted({entry["run"] for entry in entries} - {self.run})
         lines = [f"{self.run}  {state_of(state)} {state['reason']}".rstrip()]
         if state["limits"].get("mode") == "observe":
