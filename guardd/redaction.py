@@ -25,7 +25,7 @@ from functools import lru_cache
 from typing import Any
 
 TRACE_ARGS_BYTES_MAX = 2048
-_CUT = "…[cut]"
+CUT = "…[cut]"
 _NAME_CHARS_MAX = 64  # a name is judged by its end; bounds what the cache holds
 
 # ---- Names -----------------------------------------------------------------
@@ -271,4 +271,4 @@ def shorten(text: str, bytes_max: int = TRACE_ARGS_BYTES_MAX) -> tuple[str, bool
     raw = text.encode("utf-8", "replace")
     if len(raw) <= bytes_max:
         return text, False
-    return raw[: bytes_max - len(_CUT.encode())].decode("utf-8", "ignore") + _CUT, True
+    return raw[: bytes_max - len(CUT.encode())].decode("utf-8", "ignore") + CUT, True

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
 
+from guardd import canonical, redaction
 from guardd.engine.context import Context
 from guardd.model.ids import root
 from guardd.model.limits import Policy
@@ -13,6 +15,8 @@ from guardd.model.tools import ToolRule
 
 FORMAT = "guardd-trace/1"
 _READ = 10_000
+_TEXTS = ("agent", "to", "tool", "call", "key", "operation_id", "note", "ref")
+"""Members that others wrote. Run names and words of reasons are bounded alphabets, and name files and rules."""
 _RULES = (
     "target_args", "read_only", "allow_empty", "no_progress_exempt", "cycle_exempt", "window_scope", "max_same_call",
     "max_same_target", "max_retries", "max_empty", "on_in_doubt",
@@ -26,7 +30,9 @@ async def export(context: Context, run: str) -> dict[str, Any]:
     is_whole: False when the oldest entries were dropped (`trace_max`): it cannot be played from its start.
     limits:   of the root as they are now; what each `open` and `resume` set stands in its entry.
     tools:    the rules of the tools in the trace, as far as they decide by what the trace holds.
-    entries:  as `trace` answers them: redacted, arguments cut. runs: how each run of the tree stands.
+    entries:  as `trace` answers them, redacted once more: a store may hold originals (`trace_originals`), a file may not.
+              Arguments that the trace had to cut are left out, for the cut may be inside a secret.
+    runs:     how each run of the tree stands.
 
     Raises: UnknownRun.
     """
@@ -41,7 +47,10 @@ async def export(context: Context, run: str) -> dict[str, Any]:
         runs[path] = {name: found[name] for name in ("status", "reason", "ended_by")}
     names = sorted({entry["tool"] for entry in entries if "tool" in entry})
     policy = context.policy(state["policy"])
-    rules = {name: _rule(context.config.tools.find(name)[1], policy) for name in names}
+    found_rules = {name: context.config.tools.find(name)[1] for name in names}
+    key = context.config.redact_key
+    rules = {redaction.redact_text(name, key=key): _rule(rule, policy) for name, rule in found_rules.items()}
+    cleaned = [_clean(entry, found_rules.get(entry.get("tool", ""), ToolRule()), key) for entry in entries]
     return {
         "format": FORMAT,
         "run": tree,
@@ -50,8 +59,25 @@ async def export(context: Context, run: str) -> dict[str, Any]:
         "limits": state["limits"],
         "tools": {name: rule for name, rule in rules.items() if rule},
         "runs": runs,
-        "entries": entries,
+        "entries": cleaned,
     }
+
+
+def _clean(entry: dict[str, Any], rule: ToolRule, key: bytes) -> dict[str, Any]:
+    """An entry that may leave the store. Equal texts stay equal, so what belongs together still does."""
+    clean = {name: redaction.redact_text(value, key=key) if name in _TEXTS else value for name, value in entry.items()}
+    hidden = frozenset(rule.redact)
+    if "key" in entry and hidden.intersection(rule.effect_key):
+        clean |= redaction.redact({"key": entry["key"]}, key=key, names=frozenset({"key"}))
+    if "args" in entry:
+        try:
+            value = json.loads(entry["args"])
+        except ValueError:
+            clean["args"] = redaction.CUT
+        else:
+            kept = redaction.redact(value, key=key, names=hidden)
+            clean["args"] = entry["args"] if kept is value else canonical.canonical_json(kept)
+    return clean
 
 
 def _rule(rule: ToolRule, policy: Policy) -> dict[str, Any]:

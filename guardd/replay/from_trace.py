@@ -11,6 +11,8 @@ from guardd import canonical
 from guardd.engine.export import FORMAT
 from guardd.model.errors import BadArgument
 from guardd.model.limits import LIMITS, parse_limits
+from guardd.redaction import CUT
+from guardd.replay.effects import Effects
 
 AMOUNTS = ("model_calls", "tokens", "cost_micros")
 RENEWALS_A_LEASE = 2
@@ -75,7 +77,7 @@ def scenario_of(document: dict[str, Any], title: str = "") -> dict[str, Any]:
         "tools": played.tools,
         "volatile_args": [],
         "ops": sorted(played.ops, key=lambda op: op["at_ms"]),
-        "expect": {"executions": dict(executions), "terminal": ended},
+        "expect": {"executions": dict(executions + played.effects.executions), "terminal": ended},
     }
 
 
@@ -93,6 +95,7 @@ class _Player:
         self.tools: dict[str, dict[str, Any]] = {name: dict(rule) for name, rule in document["tools"].items()}
         self._versions: Counter[str] = Counter()
         self._claimed: dict[tuple[str, str], int] = {}
+        self.effects = Effects(self.tools, int(document["limits"]["claim_lease_ms"]))
         for rule in self.tools.values():
             if "target_args" in rule:
                 rule["target_args"] = [TARGET]
@@ -107,6 +110,7 @@ class _Player:
         if expect.get("claim") == "held":
             del expect["claim"]
         self.ops.append({**op, "expect": expect})
+        self.effects.see(entry)
         if entry.get("reason") == "policy_blocked" and entry["op"] == "before":
             self._under_a_rule(entry)
 
@@ -143,6 +147,7 @@ class _Player:
         op: Op = {"call": entry["call"], "tool": entry["tool"], "agent": entry.get("agent", ""), "args": _args(entry)}
         if "key" in entry:
             op["idempotency_key"] = entry["key"]
+            self.ops += self.effects.before(entry, self._at(entry), op["args"])
             if entry.get("action") == "execute":
                 self._claimed[entry["run"], entry["call"]] = self._at(entry)
         if "scope" in entry:
@@ -153,6 +158,7 @@ class _Player:
 
     def _after(self, entry: dict[str, Any]) -> Op:
         self._renew(entry)
+        self.effects.after(entry)
         op: Op = {"call": entry["call"], "status": entry["status"], **_usage(entry)}
         run, verdict = entry["run"], entry.get("verdict", "")
         if "version" in entry:
@@ -220,7 +226,7 @@ class _Player:
 def _args(entry: dict[str, Any]) -> Any:
     """The arguments when they are whole, else their fingerprint; the target where a rule looks at it."""
     text = entry.get("args", "{}")
-    is_whole = canonical.fingerprint(entry["tool"], text) == entry.get("fp")
+    is_whole = text != CUT and canonical.fingerprint(entry["tool"], text) == entry.get("fp")
     args = json.loads(text) if is_whole else {"fingerprint": entry.get("fp", "")}
     if "target" in entry:
         args = {**(args if isinstance(args, dict) else {"args": args}), TARGET: entry["target"]}
