@@ -42,6 +42,7 @@ local own = c.own
 
 -- ---- Decide: the first open sets policy and limits -------------------------
 local action, reason = chain.state(c)
+local was = own and not c.made and own.f.limits
 if own and own.f.opened ~= "1" and action ~= "stop" then
   local text = own.f.limits
   if named ~= "" then
@@ -74,7 +75,8 @@ end
 
 -- ---- Write -----------------------------------------------------------------
 trace.add(trace_key, settings, now, {
-  op = "open", run = run, policy = own and own.f.policy, limits = own and own.f.limits, version = version and num.text(version),
+  op = "open", run = run, policy = own and own.f.policy, limits = own and own.f.limits,
+  was = was and own.f.limits ~= was and was or nil, version = version and num.text(version),
   action = action, reason = reason,
 })
 chain.write(c, settings.run_ttl_ms, channel)

@@ -46,7 +46,8 @@ for i = 1, #c.runs - 1 do
     return redis.error_reply("GUARD_NOT_RESUMABLE its ancestor " .. c.runs[i].path .. " has ended: " .. c.runs[i].f.reason)
   end
 end
-if next(changes) ~= nil then hash.set(own, "limits", limits.merge(own.f.limits, changes)) end
+local was = own.f.limits
+if next(changes) ~= nil then hash.set(own, "limits", limits.merge(was, changes)) end
 if was_ended then
   local capped, reason, cap, seen = usage.capped(c, true)
   if capped then
@@ -69,7 +70,8 @@ local action, reason = chain.state(c)
 
 -- ---- Write -----------------------------------------------------------------
 trace.add(trace_key, settings, now, {
-  op = "resume", run = run, change = change, limits = next(changes) ~= nil and own.f.limits or nil, note = note, action = action, reason = reason,
+  op = "resume", run = run, change = change, limits = next(changes) ~= nil and own.f.limits or nil,
+  was = own.f.limits ~= was and was or nil, note = note, action = action, reason = reason,
 })
 c.events[#c.events + 1] = "event=resumed run=" .. run .. " change=" .. change
 chain.write(c, settings.run_ttl_ms, channel)

@@ -28,7 +28,7 @@ async def export(context: Context, run: str) -> dict[str, Any]:
     """The whole tree that a run belongs to.
 
     is_whole: False when the oldest entries were dropped (`trace_max`): it cannot be played from its start.
-    limits:   of the root as they are now; what each `open` and `resume` set stands in its entry.
+    limits:   of the root as they are now; an entry of `open` or `resume` says what it set, and what was before (`was`).
     tools:    the rules of the tools in the trace, as far as they decide by what the trace holds.
     entries:  as `trace` answers them, redacted once more: a store may hold originals (`trace_originals`), a file may not.
               Arguments that the trace had to cut are left out, for the cut may be inside a secret.

@@ -73,12 +73,19 @@ def scenario_of(document: dict[str, Any], title: str = "") -> dict[str, Any]:
         "title": title or f"as it was: {ended.get(document['run'], document['runs'][document['run']]['status'])}",
         "kind": "incident",
         "source": "trace",
-        "limits": _limits(document["limits"]),
+        "limits": _limits(_born_with(document)),
         "tools": played.tools,
         "volatile_args": [],
         "ops": sorted(played.ops, key=lambda op: op["at_ms"]),
         "expect": {"executions": dict(executions + played.effects.executions), "terminal": ended},
     }
+
+
+def _born_with(document: dict[str, Any]) -> dict[str, Any]:
+    """The limits that the root was made with: the first change says what they were before it."""
+    changed = (entry["was"] for entry in document["entries"] if entry["run"] == document["run"] and "was" in entry)
+    was = next(changed, None)
+    return document["limits"] if was is None else parse_limits(was)
 
 
 def _limits(known: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ local trace = {}
 
 local ORDER = {
   "op", "run", "agent", "to", "tool", "call", "fp", "args", "target", "key", "retry", "status", "verdict", "version", "moved",
-  "rounds", "model_calls", "tokens", "cost_micros", "reserve", "retry_ms", "limits", "state", "scope", "change", "policy", "ref", "asked", "note",
+  "rounds", "model_calls", "tokens", "cost_micros", "reserve", "retry_ms", "limits", "was", "state", "scope", "change", "policy", "ref", "asked", "note",
   "action", "reason", "step", "limit", "observed", "steps", "would", "outcome", "claim", "operation_id", "digest", "bytes",
   "duration_ms",
 }
