@@ -7,6 +7,7 @@ import json
 import secrets
 import tempfile
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from guardd.model.errors import BadArgument
 from guardd.model.limits import check_limits
 from guardd.replay.daemon import DaemonGuard, ReplayDaemon
 from guardd.replay.from_trace import read_trace, scenario_of
-from guardd.replay.player import Played, Step, play
+from guardd.replay.player import Played, Step, evidence_text, play
 from guardd.replay.scenario import Scenario, read_scenario
 from guardd.store.base import Store
 from guardd.store.connect import OpenedStore, open_store
@@ -88,7 +89,7 @@ async def run(arguments: argparse.Namespace) -> int:
 async def _play_one(scenario: Scenario, opened: OpenedStore, daemon: ReplayDaemon | None, *, is_shown: bool) -> Played:
     """Each scenario has keys of its own; they are removed afterwards, also from a shared server."""
     prefix = f"guardd-replay-{secrets.token_hex(6)}"
-    on_step = _show if is_shown else None
+    on_step = partial(_show, usual=scenario.limits) if is_shown else None
     try:
         if daemon is None:
             return await play(scenario, Engine(opened.store, scenario.config(prefix)), on_step=on_step)
@@ -155,11 +156,23 @@ def _report(played: Played, arguments: argparse.Namespace) -> None:
             print(f"  {difference}")
         if len(shown) < len(played.differences):
             print(f"  and {len(played.differences) - len(shown)} more after it; --show prints each step")
+    elif scenario.kind == "incident":
+        executed = ", ".join(f"{tool} {count} x" for tool, count in scenario.expect["executions"].items()) or "nothing"
+        ended = ", ".join(f"{run} ended: {reason}" for run, reason in scenario.expect["terminal"].items())
+        print(
+            f"{scenario.id}  plays as it was: {len(played.steps)} operations; executed {executed}; {ended or 'not ended'}"
+        )
 
 
-def _show(step: Step) -> None:
-    """One line of a run as a reader follows it: who asked what, what was answered, by which rule, on what evidence."""
-    p = step.params
+def _show(step: Step, usual: dict[str, Any]) -> None:
+    """One line of a run as a reader follows it: who asked what, what was answered, by which rule, on what evidence.
+
+    usual: limits of the file, which a line need not repeat.
+    """
+    p = dict(step.params)
+    if isinstance(limits := p.pop("limits", None), dict):
+        unusual = {name: value for name, value in limits.items() if name not in usual or usual[name] != value}
+        p |= {"limits": unusual} if unusual else {}
     match step.op:
         case "before":
             asked = f"{p.get('agent') or 'agent'} asks {p['tool']} {json.dumps(p.get('args', {}), ensure_ascii=False)}"
@@ -174,11 +187,8 @@ def _show(step: Step) -> None:
             asked = f"{op} {named}".strip()
     answer = step.answer
     said = answer.get("error") or " ".join(filter(None, (answer.get("action"), answer.get("reason"))))
-    evidence = answer.get("evidence") or {}
-    if "limit" in evidence or "steps" in evidence:
-        seen, limit = evidence.get("observed", "?"), evidence.get("limit", "?")
-        said += f"  [period {seen}" if answer.get("reason") == "short_cycle" else f"  [{seen} of {limit}"
-        said += f", steps {', '.join(map(str, evidence['steps']))}]" if "steps" in evidence else "]"
+    if evidence := evidence_text(answer.get("reason", ""), answer.get("evidence") or {}):
+        said += f"  {evidence}"
     mark = "!" if step.differs else " "
     print(f"{mark}{step.at_ms:>8} ms  {p.get('run', ''):<8} {asked:<64} -> {said}")
     if step.op == "before" and answer.get("action") in ("deny", "stop", "wait") and answer.get("hint"):

@@ -116,6 +116,8 @@ class _Player:
         expect = {name: entry[name] for name in ("action", "reason", "claim") if entry.get(name)}
         if expect.get("claim") == "held":
             del expect["claim"]
+        if evidence := _evidence(entry):
+            expect["evidence"] = evidence
         self.ops.append({**op, "expect": expect})
         self.effects.see(entry)
         if entry.get("reason") == "policy_blocked" and entry["op"] == "before":
@@ -238,6 +240,11 @@ def _args(entry: dict[str, Any]) -> Any:
     if "target" in entry:
         args = {**(args if isinstance(args, dict) else {"args": args}), TARGET: entry["target"]}
     return args
+
+
+def _evidence(entry: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {name: int(entry[name]) for name in ("limit", "observed") if name in entry}
+    return found | ({"steps": [int(step) for step in entry["steps"].split(",")]} if "steps" in entry else {})
 
 
 def _version(entry: dict[str, Any]) -> Op:

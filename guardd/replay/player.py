@@ -35,8 +35,11 @@ class Step:
 
     @property
     def differs(self) -> bool:
-        """True when a listed member is not equal, or a reason came where none is due."""
-        if any(self.answer.get(name) != value for name, value in self.expected.items()):
+        """True when a listed member is not equal (of `evidence`, one of those listed), or a reason came where none is due."""
+        actual = dict(self.answer)
+        if isinstance(evidence := actual.get("evidence"), dict):
+            actual["evidence"] = {name: evidence.get(name) for name in self.expected.get("evidence", evidence)}
+        if any(actual.get(name) != value for name, value in self.expected.items()):
             return True
         return "action" in self.expected and "reason" not in self.expected and bool(self.answer.get("reason"))
 
@@ -120,10 +123,22 @@ async def _check_end(played: Played, guard: Guard, executions: dict[str, int], r
             )
 
 
+def evidence_text(reason: str, evidence: dict[str, Any]) -> str:
+    """What fired, for a reader: `[3 of 3, steps 1, 2, 3]`, `[period 2, steps 1, 2]`; "" when no rule fired."""
+    if not reason or ("limit" not in evidence and "steps" not in evidence):
+        return ""
+    seen, limit = evidence.get("observed", "?"), evidence.get("limit", "?")
+    said = f"period {seen}" if reason == "short_cycle" else f"{seen} of {limit}"
+    steps = ", ".join(map(str, evidence.get("steps", ())))
+    return f"[{said}, steps {steps}]" if steps else f"[{said}]"
+
+
 def _shown(answer: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
-    names = ("action", "reason", "error", "message", *expected)
+    names = ("action", "reason", "error", "message", *expected, "evidence")
     return {name: answer[name] for name in dict.fromkeys(names) if name in answer}
 
 
 def _short(value: dict[str, Any]) -> str:
-    return " ".join(f"{name}={item}" for name, item in value.items() if name != "at_ms") or "nothing"
+    parts = [f"{name}={item}" for name, item in value.items() if name not in ("at_ms", "evidence")]
+    parts.append(evidence_text(value.get("reason", ""), value.get("evidence") or {}))
+    return " ".join(filter(None, parts)) or "nothing"

@@ -162,8 +162,16 @@ async def test_a_trace_plays_as_it_was(story: Any, served: DaemonProcess, tmp_pa
 @pytest.mark.parametrize(
     ("story", "change", "first"),
     [
-        (circle, "max_cycle_period=1", "expected action=stop reason=short_cycle\n    actual   action=execute"),
-        (budget, "max_tokens=10000", "expected action=deny reason=token_cap\n    actual   action=continue"),
+        (
+            circle,
+            "max_cycle_period=1",
+            "expected action=stop reason=short_cycle [period 2, steps 2, 3, 4]\n    actual   action=execute",
+        ),
+        (
+            budget,
+            "max_tokens=10000",
+            "expected action=deny reason=token_cap [1300 of 1000]\n    actual   action=continue",
+        ),
         (polling, "max_no_progress=2", "expected action=continue\n    actual   action=stop reason=no_progress"),
         (refund, "max_denied=9", "expected action=stop reason=in_doubt\n    actual   action=deny reason=in_doubt"),
     ],

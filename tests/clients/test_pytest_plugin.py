@@ -73,14 +73,29 @@ def test_without_guardd_it_says_what_to_install(pytester: pytest.Pytester) -> No
     shutil.copy(LOOP, pytester.path / "loop.scenario.json")
     pytester.makeconftest("import sys\nsys.modules['guardd.store.connect'] = None\n")
     result = pytester.runpytest_subprocess()
-    assert result.ret != 0
-    assert "pip install guardd" in result.stdout.str() + result.stderr.str()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*loop.scenario.json was not played: *pip install 'guardd-client[[]pytest]'*"])
+    assert "pytest_plugin.py" not in result.stdout.str(), "no traceback of ours"
+
+
+def test_a_store_that_does_not_open_is_named(pytester: pytest.Pytester) -> None:
+    shutil.copy(LOOP, pytester.path / "loop.scenario.json")
+    result = pytester.runpytest_subprocess("--guardd-store", "redis://127.0.0.1:1/")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*loop.scenario.json was not played: *127.0.0.1:1*"])
+    assert "pytest_plugin.py" not in result.stdout.str(), "no traceback of ours"
 
 
 def test_who_does_not_use_it_does_not_pay(pytester: pytest.Pytester) -> None:
-    """Loading the plugin imports nothing of guardd."""
+    """Loading the plugin imports nothing of guardd, and of the client nothing but the plugin."""
     pytester.makepyfile(
-        "import sys\n\ndef test_it():\n    assert not [name for name in sys.modules if name.split('.')[0] == 'guardd']\n"
+        """
+        import sys
+
+        def test_it():
+            ours = {name for name in sys.modules if name.split(".")[0] in ("guardd", "guardd_client", "msgpack")}
+            assert ours == {"guardd_client", "guardd_client.pytest_plugin"}
+        """
     )
     result = pytester.runpytest_subprocess()
     result.assert_outcomes(passed=1)

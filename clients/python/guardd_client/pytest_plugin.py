@@ -1,28 +1,26 @@
 """pytest plugin: collects `*.scenario.json`, and gives tests a `guard` of their own.
 
-It needs `guardd` beside the client (`pip install guardd`), which brings the server; without it the first use says so.
+It needs `guardd` beside the client (`pip install "guardd-client[pytest]"`), which brings the server; without it the first use says so.
 Nothing of guardd is imported until a scenario is collected or the fixture is used.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import secrets
-import subprocess
 import sys
-import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+if TYPE_CHECKING:
+    import subprocess
+
 SUFFIX = ".scenario.json"
 START_TIMEOUT_S = 30.0
-NEEDS = "scenarios and the `guard` fixture need guardd itself: pip install guardd"
+STOP_TIMEOUT_S = 30.0
+NEEDS = "scenarios and the `guard` fixture need guardd itself: pip install 'guardd-client[pytest]'"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,6 +48,10 @@ class ScenarioDiffers(Exception):
     """A scenario did not play as it says. args: the differences, a text each."""
 
 
+class NotPlayed(Exception):
+    """Scenarios cannot be played here. args: why, and what mends it."""
+
+
 class ScenarioFile(pytest.File):
     """One scenario file."""
 
@@ -73,6 +75,8 @@ class ScenarioItem(pytest.Item):
         """The differences, not a traceback of ours."""
         if isinstance(excinfo.value, ScenarioDiffers):
             return f"{self.path} does not play as it says:\n" + "\n".join(f"  {each}" for each in excinfo.value.args)
+        if isinstance(excinfo.value, NotPlayed):
+            return f"{self.path} was not played: {excinfo.value}"
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int, str]:
@@ -81,20 +85,37 @@ class ScenarioItem(pytest.Item):
 
 
 class Player:
-    """One store for all scenarios of a session. Raises: pytest.UsageError: guardd is not installed."""
+    """One store for all scenarios of a session. Raises: NotPlayed: guardd is not installed, or the store does not open."""
 
     def __init__(self, url: str) -> None:
+        import asyncio
+        import tempfile
+        from contextlib import AsyncExitStack, ExitStack
+
         try:
+            from guardd.model.errors import GuardError
             from guardd.store.connect import open_store
         except ImportError as error:
-            raise pytest.UsageError(NEEDS) from error
-        self._folder = tempfile.TemporaryDirectory(prefix="guardd-pytest-")
-        self._runner = asyncio.Runner()
-        self._opening = self._runner.run(open_store(url, state_dir=Path(self._folder.name) / "store"))
-        self._opened = self._runner.run(self._opening.__aenter__())
+            raise NotPlayed(NEEDS) from error
+
+        with ExitStack() as opening:
+            folder = opening.enter_context(tempfile.TemporaryDirectory(prefix="guardd-pytest-"))
+            self._runner = opening.enter_context(asyncio.Runner())
+            self._stack = AsyncExitStack()
+
+            async def open_it() -> Any:
+                return await self._stack.enter_async_context(await open_store(url, state_dir=Path(folder) / "store"))
+
+            try:
+                self._opened = self._runner.run(open_it())
+            except GuardError as error:
+                raise NotPlayed(error.message) from error
+            self._closing = opening.pop_all()
 
     def play(self, path: Path) -> list[str]:
         """What differs; each scenario has keys of its own."""
+        import secrets
+
         from guardd.engine.core import Engine
         from guardd.model.errors import GuardError
         from guardd.replay.player import play
@@ -109,9 +130,8 @@ class Player:
 
     def close(self) -> None:
         """Ends the server."""
-        self._runner.run(self._opening.__aexit__(None, None, None))
-        self._runner.close()
-        self._folder.cleanup()
+        with self._closing:
+            self._runner.run(self._stack.aclose())
 
 
 PLAYER = pytest.StashKey[Player]()
@@ -129,6 +149,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture
 def guard(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A `guardd_client.Guard` of a daemon and a store of this test's own, with `executions`, `reason` and `assert_run`."""
+    import subprocess
+    import tempfile
+    from collections import Counter
+
     from guardd_client import Guard
 
     class GuardUnderTest(Guard):
@@ -170,7 +194,11 @@ def guard(request: pytest.FixtureRequest) -> Iterator[Any]:
                 yield made
         finally:
             process.terminate()
-            process.wait()
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _wait_until_it_serves(process: subprocess.Popen[bytes], socket: Path, log: Path) -> None:
@@ -179,7 +207,7 @@ def _wait_until_it_serves(process: subprocess.Popen[bytes], socket: Path, log: P
         if process.poll() is not None or time.monotonic() > deadline_s:
             said = log.read_text(encoding="utf-8", errors="replace")
             if "No module named" in said:
-                raise pytest.UsageError(NEEDS)
+                pytest.fail(NEEDS, pytrace=False)
             last = said.strip().splitlines()[-1:] or ["nothing"]
-            raise RuntimeError(f"guardd serve did not come up; it said: {json.dumps(last[0])}")
+            raise RuntimeError(f"guardd serve did not come up; it said: {last[0]!r}")
         time.sleep(0.02)
