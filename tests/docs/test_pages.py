@@ -52,4 +52,4 @@ async def test_incidents(embedded: Server, prefix: str, tmp_path: Path) -> None:
                 break
             await run.after(answer["call"], "progress", value=number)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        await check("incidents.md", 4, {"RUN": "ticket-9", "GUARDD_URL": served.daemon.url, "PATH": path}, tmp_path)
+        await check("incidents.md", 5, {"RUN": "ticket-9", "GUARDD_URL": served.daemon.url, "PATH": path}, tmp_path)
